@@ -1,4 +1,4 @@
-"""What `fit` and `evaluate` are given as data, as batches: a Loader, a Dataset, or arrays (x, y)."""
+"""Batches of what `fit` and `evaluate` take as data: a Loader, a Dataset, arrays (x, y), or an iterable of batches."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from nn.training.trainer import Trainer
 
 
 def batches(data: Any, trainer: Trainer, batch: int, shuffle: bool, what: str) -> Any:
-    """A loader of the trainer's part of every batch; one that is given already, whatever has its `epoch`, is taken.
+    """Return a loader of this trainer's shard of every batch: `data` itself if it has `epoch`, as a Loader has.
 
     Parameters
     ----------
     data : Loader, Dataset or (x, y)
-        Arrays (N, *in_shape) and (N, ...). Floats that are one number a sample are targets (N, 1); whole numbers
-        are floats, too, where the loss compares values.
-    trainer : Trainer or a strategy of `parallel`
-        Its seed orders the samples.
+        Arrays (N, *in_shape) and (N, ...). Float targets (N,) become (N, 1); integer targets become floats where the
+        loss compares values.
+    trainer : Trainer
+        Its seed decides the order of samples.
     batch : int
-        Samples over all ranks; not used where there is a loader.
+        Samples of a batch over all ranks. A Loader has its own.
     shuffle : bool
     what : str
-        What messages call the data.
+        Name of the data in messages.
 
     Raises
     ------
     TypeError, DataError, ShapeError
-        What it is instead, and how it becomes data for this network.
+        `data` is something else; the message says how it becomes data for this network.
     ValueError
-        A Loader of other samples than this trainer's.
+        The Loader is for another shard than this trainer's.
     """
     if hasattr(data, "epoch") and callable(data.epoch):
         if isinstance(data, Loader):
@@ -57,16 +57,16 @@ def batches(data: Any, trainer: Trainer, batch: int, shuffle: bool, what: str) -
 
 
 class Batches:
-    """Batches (x, y) of an iterable of one's own, such as another library's loader, as `fit` reads them.
+    """Batches (x, y) of any iterable, such as another library's loader, as `fit` reads them.
 
     Parameters
     ----------
     data : iterable of (x, y), with a length
-        It is iterated over once an epoch. Arrays, or whatever np.asarray takes.
+        Iterated over once an epoch. x and y are arrays, or what np.asarray takes.
     trainer : Trainer
-        Of one process: only a Loader cuts a global batch among ranks.
+        Of one process: only a Loader cuts global batches into shards.
     what : str
-        What messages call the data.
+        Name of the data in messages.
     """
 
     def __init__(self, data: Iterable, trainer: Trainer, what: str):
@@ -97,21 +97,21 @@ class Batches:
 def refuse_lone_samples(
     network: Network, sizes: Callable[[int], Iterable[int]], totals: Iterable[int], do: str
 ) -> None:
-    """Refuse batches of which one sample is computed alone, where a layer normalises single values over the samples.
+    """Refuse a micro-batch of one sample where batch normalisation takes the variance over samples only.
 
     Parameters
     ----------
-    sizes : callable (int) -> some int
-        How many samples of a batch of so many are computed together, on every rank.
-    totals : some int
-        Samples in the batches of an epoch.
+    sizes : callable (int) -> iterable of int
+        Maps the size of a global batch to the sizes of its micro-batches on all ranks.
+    totals : iterable of int
+        Sizes of the global batches of an epoch.
     do : str
-        What can be done about it.
+        Advice, for the message.
 
     Raises
     ------
     ValueError
-        Their variance is unknown, so training would end there: in the last batch of an epoch, as a rule.
+        One sample has no variance. Mostly this is the last batch of an epoch: better now than then.
     """
     for path, layer, shape, _ in network.layers():
         if not isinstance(layer, BatchNorm) or math.prod(shape[:-1]) > 1:
@@ -120,7 +120,7 @@ def refuse_lone_samples(
             if 1 in ([total] if layer.synchronized else sizes(total)):
                 raise ValueError(
                     f"layer {path} of {network.name}: a batch of {total:,} of the training samples leaves one sample "
-                    f"to a rank or part, which batch normalisation cannot normalise: {do}"
+                    f"to a rank or micro-batch, which batch normalisation cannot normalise: {do}"
                 )
 
 
@@ -162,7 +162,7 @@ def _check_shape(dataset: Dataset, trainer: Trainer, what: str) -> None:
 
 
 def _check_shard(shard: tuple[int | None, ...], trainer: Trainer, what: str) -> None:
-    """Refuse other parts of a batch than the trainer's: sums over ranks would be of another batch, without a sign."""
+    """Refuse a Loader of another shard than the trainer's: sums over ranks would silently be those of another batch."""
     expected = trainer.shard
     if tuple(shard) != expected and not tuple(shard[:2]) == expected[:2] == (0, 1):  # all of it, however it is cut
         raise ValueError(
@@ -172,7 +172,7 @@ def _check_shard(shard: tuple[int | None, ...], trainer: Trainer, what: str) -> 
 
 
 def _kind(given: Any) -> str:
-    """What something is, for a message."""
+    """Return what something is, for a message."""
     if isinstance(given, np.ndarray):
         return "an array of samples without targets: (x, y) are both"
     return f"a {type(given).__name__}"

@@ -1,4 +1,4 @@
-"""What to do while `fit` trains: say how it goes, write it down, stop in time, put the best back."""
+"""Callbacks of `fit`: print progress, write metrics, stop early, restore the best epoch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from nn.training.checkpoints import CheckpointError, Checkpoints, check_checkpoi
 from nn.training.training import Callback, Training
 
 
-def watched() -> bool:
-    """Return whether a person sees what is printed: in a terminal, or in a notebook."""
+def is_interactive() -> bool:
+    """Return whether a person sees what is printed: in a terminal or a notebook."""
     kernel = sys.modules.get("ipykernel.iostream")  # there only where a notebook's kernel runs
     return sys.stdout.isatty() or (kernel is not None and isinstance(sys.stdout, kernel.OutStream))
 
@@ -33,7 +33,7 @@ class Progress(Callback):
     say : callable or None
         Called with each line; None prints it.
     every_epoch : float
-        Seconds between lines of whole epochs, where these are short. The last epoch always has one.
+        Seconds between lines at the ends of epochs, at least. The last epoch always has one.
     """
 
     def __init__(self, every: float = 5.0, say=None, every_epoch: float = 0.0):
@@ -78,7 +78,7 @@ class Progress(Callback):
 
     def _left(self, training: Training) -> str:
         done = self._done(training)
-        if done == self.done_before:  # continued after an epoch's last step: nothing tells the pace yet
+        if done == self.done_before:  # resumed after an epoch's last step: the pace is not known yet
             return ""
         spent = time.perf_counter() - self.started
         left = spent * (training.epochs - done) / (done - self.done_before)
@@ -86,11 +86,11 @@ class Progress(Callback):
 
 
 class Metrics(Callback):
-    """metrics.jsonl: one object a line and epoch. A resumed run drops the lines that its checkpoint does not know."""
+    """Write metrics.jsonl: a JSON object a line, one an epoch. A resumed run drops the lines after its checkpoint."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self.last: str | None = None  # line of the file
+        self.last: str | None = None  # the file's last line
 
     def on_begin(self, training):
         if training.trainer.writer:
@@ -117,7 +117,7 @@ def _line(record: dict) -> str:
 
 
 def append_or_nothing(path: Path, line: bytes) -> None:
-    """Append to a file; where that fails, as on a full disk, it is as it was before, without half a line."""
+    """Append a line to a file, or raise and leave the file as it was: a full disk leaves no half line."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         size = os.fstat(file).st_size
@@ -132,12 +132,12 @@ def append_or_nothing(path: Path, line: bytes) -> None:
 
 
 class BestEpoch:
-    """Which epoch of a training is the best one, by an entry of its records: what callbacks choose by.
+    """Find the best epoch of a training by an entry of its records.
 
     Parameters
     ----------
     owner : str
-        The callback, for messages.
+        Name of the callback, for messages.
     metric : str
         Entry of the records.
     mode : {"min", "max"} or None
@@ -150,11 +150,11 @@ class BestEpoch:
         self.owner, self.metric, self.mode = owner, metric, mode
 
     def begin(self, training: Training) -> None:
-        """Refuse a metric of unknown direction now, not after an epoch."""
+        """Refuse a metric of unknown direction before the first epoch."""
         training.direction(self.metric, self.mode)
 
     def check(self, record: dict) -> None:
-        """Refuse to choose by what is not measured, after the first epoch."""
+        """Refuse a metric that the record lacks."""
         if self.metric not in record:
             hint = ""
             if self.metric.startswith("validation_"):
@@ -164,7 +164,7 @@ class BestEpoch:
             raise ValueError(f"{self.owner}: {self.metric!r} is not in the record ({', '.join(record)}){hint}")
 
     def epoch(self, training: Training) -> int:
-        """Return the first epoch with the best value, counted from 1. NaN is worse than any."""
+        """Return the first epoch with the best value, counted from 1. NaN is the worst."""
         sign = 1 if training.direction(self.metric, self.mode) == "min" else -1
         values = [sign * record[self.metric] for record in training.history]
         values = [math.inf if math.isnan(value) else value for value in values]
@@ -172,7 +172,7 @@ class BestEpoch:
 
 
 class EarlyStopping(Callback):
-    """Stop when `metric` has not improved for `patience` epochs, and put the best epoch's weights back.
+    """Stop when `metric` has not improved for `patience` epochs, and restore the best epoch's weights.
 
     Parameters
     ----------
@@ -182,8 +182,8 @@ class EarlyStopping(Callback):
     mode : {"min", "max"} or None
         Whether smaller or larger is better; None: as the metric says (`nn.metrics.direction`).
     checkpoints : Checkpoints or None
-        Where `KeepCheckpoints` keeps "best": needed where a resumed run's best epoch was before the stop. Where that
-        cannot be read the last epoch counts, as with `RestoreBest`.
+        Those of `KeepCheckpoints`, which has "best" there: needed where a resumed run's best epoch was before the
+        resume. If "best" cannot be read, the trainer keeps the last epoch's weights, as with `RestoreBest`.
 
     Attributes
     ----------
@@ -210,8 +210,8 @@ class EarlyStopping(Callback):
 
     def on_begin(self, training):
         self.best.begin(training)
-        told = bool(training.history) and all(self.best.metric in record for record in training.history)
-        if told and not training.batch:  # a run that had stopped, and was killed before its end
+        measured = bool(training.history) and all(self.best.metric in record for record in training.history)
+        if measured and not training.batch:  # a run that had stopped, and was killed before its end
             self._decide(training)
 
     def on_epoch(self, training, record):
@@ -220,7 +220,7 @@ class EarlyStopping(Callback):
             self.snapshot = training.trainer.snapshot()
 
     def _decide(self, training: Training) -> int:
-        """Stop where it is time to; return the best epoch."""
+        """Stop training if the best epoch is `patience` epochs ago; return the best epoch."""
         best = self.best.epoch(training)
         training.stop = training.epoch - best >= self.patience
         return best
@@ -239,17 +239,17 @@ class EarlyStopping(Callback):
 
 
 class RestoreBest(Callback):
-    """At the end put the best epoch's weights back, which `KeepCheckpoints` has saved as "best".
+    """Restore the best epoch's weights after training, which `KeepCheckpoints` has saved as "best".
 
-    Where any rank cannot read that file (it is damaged, or on the disk of another host), all keep the last epoch's.
+    If any rank cannot read that file (it is damaged, or on another host's disk), all keep the last epoch's weights.
 
     Parameters
     ----------
     checkpoints : Checkpoints
     metric, mode
-        As of `KeepCheckpoints`.
+        As for `KeepCheckpoints`.
     say : callable or None
-        Told on rank 0 why the best could not be read.
+        Called on rank 0 with the reason why "best" could not be read; None prints it.
 
     Attributes
     ----------
@@ -290,7 +290,7 @@ class RestoreBest(Callback):
                     )
             except (CheckpointError, OSError) as error:
                 problem = str(error)
-        # All ranks meet here: where they share memory, none may load while another still reads what is there.
+        # The sum synchronizes the ranks: in shared memory, none may load while another still reads the old state.
         failed = int(trainer.sum(np.array([bool(problem)]))[0])
         if not failed:
             trainer.load_state_dict(state)
@@ -302,4 +302,4 @@ class RestoreBest(Callback):
             self.say(f"warning: the best epoch, {best}, cannot be put back, so the last one counts: {problem}")
 
 
-SAME = "step", "loss"  # what an epoch's record and that of its checkpoint agree about
+SAME = "step", "loss"  # entries that must agree in an epoch's record and in its checkpoint

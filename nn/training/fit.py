@@ -7,10 +7,10 @@ strategy of `parallel`, which does the same on many ranks:
     fit(trainer, Loader(data.train, batch=64), epochs=5, test=Loader(data.test, batch=500, shuffle=False))
     fit(trainer, (x, y), epochs=5, batch=64)                 # arrays: a Loader is made of them
 
-What chooses (a callback that stops, keeps the best, lowers the rate) reads the history, and there are the scores on the
-validation data. The test data are looked at once, when all is chosen.
+Callbacks that choose (stop early, keep the best epoch, lower the rate) read the history, which has the scores on the
+validation data. The test data are evaluated once, after training.
 
-Batch gradient descent is batch = all samples, stochastic gradient descent is batch = 1: the loop is the same.
+With batch = all samples this is batch gradient descent, with batch = 1 stochastic gradient descent.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from nn.data.loader import Loader
 from nn.metrics import Measures, as_metrics
 from nn.optim.learning_rates import Cosine, Polynomial, Warmup
 from nn.training.batches import batches, refuse_lone_samples
-from nn.training.callbacks import Progress, watched
+from nn.training.callbacks import Progress, is_interactive
 from nn.training.prediction import BATCH
 from nn.training.trainer import NonFiniteLoss, Trainer
-from nn.training.training import PROGRESS, Callback, Training
+from nn.training.training import Callback, Training, check_progress
 
 Samples = Data | Loader | Dataset | tuple | list | Iterable  # also what has a Loader's `epoch`
-MOST = 1 << 53  # epochs, batches, samples: what a float64 counts
-INSTEAD = {  # arguments of other libraries
+INSTEAD = {  # what to write for arguments of other libraries
     "batch_size": "batch=",
     "validation_data": "validation=",
     "validation_split": "validation=; nn.data.hold_out(dataset, 0.1) splits one in two",
@@ -71,36 +70,38 @@ def fit(
     verbose: bool | None = None,
     **others: Never,
 ) -> Training:
-    """Train for `epochs` epochs: the only loop there is.
+    """Train for `epochs` epochs: the one training loop, of every trainer.
 
-    Called again, it trains on: samples come in the orders of the next epochs; a schedule starts anew.
+    A second call continues: samples come in the orders of the next epochs. A schedule starts anew.
 
     Parameters
     ----------
-    trainer : Trainer or a strategy of `parallel`
+    trainer : Trainer
+        Of one process, or of many ranks (`parallel`).
     train : Data, Loader, Dataset, (x, y), or an iterable of batches (x, y)
-        Of a Data, its training samples; its validation and test samples where these are not given. Of a Loader, global
-        batches, cut for trainer.shard: train.epoch(e, start) yields (x, y, total). Of a Dataset or of two arrays,
-        (N, *in_shape) and (N, ...), batches of `batch` samples in an order that trainer.seed decides.
+        A Data has training samples, and validation and test samples that count where these arguments are None. A Loader
+        gives global batches, cut for trainer.shard: train.epoch(e, start) yields (x, y, total). A Dataset, or two
+        arrays (N, *in_shape) and (N, ...), is cut into batches of `batch` samples in an order drawn from trainer.seed.
     epochs : int
-        In all, those of a resumed run included.
-    callbacks : Callback, or some in the order in which they are told
+        The number of epochs at the end, including those before a resume.
+    callbacks : Callback or iterable of Callback
+        They are called in this order.
     validation : as train, or None
-        Evaluated after every epoch, each shard on its own part; callbacks may choose by it.
+        Evaluated after every epoch, each shard by its own rank. Callbacks may choose by the scores.
     schedule : callable or None
-        Step of this call, from 0 -> learning rate; without it the optimizer's own stays. A `Plateau` is a callback,
-        too, and need not be given twice.
+        Maps the step of this call, from 0, to a learning rate; None leaves the optimizer's. A `Plateau` is a schedule
+        and a callback, and need not be given twice.
     progress : dict or None
-        `Training.progress()` of the run to continue, after trainer.load_state_dict.
+        `Training.progress()` of the run to continue; load its state into the trainer first (load_state_dict).
     accumulate : int
-        Cut every step's shard into so many parts, one after the other: less memory for activations, the same step.
+        Micro-batches of a step, computed one after the other: less memory for activations, the same step.
     test : as train, or None
-        Evaluated once, at the very end, with the parameters that the callbacks have left: the `result`.
+        Evaluated once, after the callbacks' on_end: the `result`.
     batch : int
-        Samples of a step over all ranks, where `train` is no Loader.
+        Samples of a step over all ranks. A Loader has its own.
     metrics : Metric, name or function, or several
-        What validation and test measure beside the loss and its own metric: an `nn.metrics.Metric`, its name such as
-        "mae" or "top_5_accuracy", or a function (z, y) -> values whose name says the direction, such as `my_error`.
+        Measured on validation and test data beside the loss and its own metric: an `nn.metrics.Metric`, its name such
+        as "mae" or "top_5_accuracy", or a function (z, y) -> values whose name says the direction, such as `my_error`.
     verbose : bool or None
         Whether to print progress; None prints it in a terminal or a notebook, unless a callback `Progress` does.
 
@@ -115,13 +116,15 @@ def fit(
             raise ValueError(f"fit: {name} must be a whole number, at least {least}, given {value!r:.80}")
     if schedule is not None and not callable(schedule):
         raise TypeError(
-            f"fit: schedule must be a function step -> rate, given {schedule!r:.80}: of a constant rate, none"
+            f"fit: schedule must be a function step -> rate, given {schedule!r:.80}; leave it out for a constant rate"
         )
     if not isinstance(progress, Mapping | None):
-        raise TypeError(f"fit: progress is what a checkpoint tells, a dict, given {progress!r:.80}: is it a callback?")
-    callbacks = _several(callbacks)
+        raise TypeError(
+            f"fit: progress is a dict, as training.progress() returns it, given {progress!r:.80}: is it a callback?"
+        )
+    callbacks = _as_list(callbacks)
     shown = any(isinstance(callback, Progress) for callback in callbacks)
-    if not shown and (watched() if verbose is None else verbose):
+    if not shown and (is_interactive() if verbose is None else verbose):
         callbacks.append(Progress(every_epoch=1.0 if verbose is None else 0.0))
     if isinstance(train, Data):
         validation = train.validation if validation is None else validation
@@ -132,8 +135,8 @@ def fit(
     validation = validation if validation is None else batches(validation, trainer, BATCH, False, "fit: validation")
     test = test if test is None else batches(test, trainer, BATCH, False, "fit: test")
     _check_batches(trainer, train, int(accumulate))
-    check_progress(progress or {}, _length(train) if hasattr(train, "__len__") else MOST)
-    training = Training(trainer, train, epochs, validation, **_from(progress, trainer, train))
+    check_progress(progress or {}, _length(train) if hasattr(train, "__len__") else None)
+    training = Training(trainer, train, epochs, validation, **_start(progress, trainer, train))
     if schedule:
         _check_schedule(schedule, training)
     with _measuring(trainer, metrics):
@@ -148,21 +151,21 @@ def fit(
     return training
 
 
-def _from(progress: Mapping | None, trainer: Trainer, train) -> dict:
-    """Where a run begins: where `progress` says, or behind what the trainer has made."""
+def _start(progress: Mapping | None, trainer: Trainer, train) -> dict:
+    """Return where a run starts: at `progress`, or after the steps that the trainer has made."""
     if progress:
-        # Checkpoints of before weights were counted: every sample weighed 1.
+        # Older checkpoints have no weight: every sample weighed 1.
         return {"weight": float(progress.get("samples", 0)), **progress}
     return {"first_step": trainer.steps, "first_epoch": -(-trainer.steps // max(1, _length(train)))}
 
 
 def _length(train) -> int:
-    """Steps of an epoch; 0 where data cannot say."""
+    """Return the steps of an epoch; 0 where the data have no length."""
     return len(train) if hasattr(train, "__len__") else 0
 
 
 def _with_plateau(schedule, callbacks: list[Callback]) -> tuple[Callable[[int], float] | None, list[Callback]]:
-    """The schedule and the callbacks, where one that is both was given as one of them only."""
+    """Return the schedule and the callbacks; one that is both, and was given as either, is in both."""
     inner = schedule
     while isinstance(inner, Warmup):
         inner = inner.schedule
@@ -186,7 +189,7 @@ def _check_schedule(schedule, training: Training) -> None:
     if inner.end == 0 and epochs > training.epoch and inner.steps <= (epochs - 1) * steps:
         raise ValueError(
             f"fit: {schedule!r} ends with rate 0 at step {inner.steps}, and {epochs} epochs of {steps} steps are "
-            f"{epochs * steps}: nothing is learned in the last. A schedule counts steps: steps={epochs * steps}"
+            f"{epochs * steps}: the last epoch would train nothing. A schedule counts steps: steps={epochs * steps}"
         )
     if training.first_step and not training.step and inner.steps > epochs * steps:
         warnings.warn(
@@ -198,7 +201,7 @@ def _check_schedule(schedule, training: Training) -> None:
 
 @contextmanager
 def _measuring(trainer: Trainer, metrics: Measures):
-    """The trainer measures these metrics, too; one of the same name stands in for the loss's own."""
+    """Let the trainer measure these metrics too; one with the name of the loss's own metric replaces it."""
     metrics = as_metrics(metrics)
     names = [metric.name for metric in metrics]
     if len(set(names)) < len(names) or "loss" in names:
@@ -211,48 +214,8 @@ def _measuring(trainer: Trainer, metrics: Measures):
         trainer.metrics = before
 
 
-def check_progress(progress: Mapping, batches: int = MOST) -> None:
-    """Refuse a progress that no training has, as in a checkpoint that was edited: ValueError, in one line.
-
-    Parameters
-    ----------
-    progress : mapping
-        As `Training.progress` returns it; numbers that are missing are 0.
-    batches : int
-        Of an epoch, at most.
-    """
-
-    def refuse(what: str, given: object) -> None:
-        try:
-            shown = f"{given!r:.80}"
-        except ValueError:  # an integer of thousands of digits
-            shown = "a number that is too long to be shown"
-        raise ValueError(f"the progress of a training: {what}, given {shown}: was the checkpoint edited?")
-
-    def is_number(value: object, kinds: type = int | float) -> bool:
-        return isinstance(value, kinds) and not isinstance(value, bool)
-
-    if unknown := sorted(map(str, progress.keys() - set(PROGRESS))):
-        refuse(f"it has {', '.join(PROGRESS)}", unknown[0])
-    for name, most in (("epoch", MOST), ("batch", batches), ("first_epoch", MOST), ("first_step", MOST)):
-        if not is_number(value := progress.get(name, 0), int) or not 0 <= value <= most:
-            refuse(f"{name} must be a whole number in 0 .. {most}", value)
-    for name, most in (("samples", MOST), ("weight", MOST), ("seconds", MOST), ("loss_sum", math.inf)):
-        if not is_number(value := progress.get(name, 0)) or (name != "loss_sum" and not 0 <= value <= most):
-            refuse(f"{name} must be a number, not negative", value)
-    history, epochs = progress.get("history", []), progress.get("epoch", 0)
-    if not isinstance(history, list) or len(history) != epochs:
-        refuse(f"history must be a list of the records of epoch {epochs} and those before it", history)
-    for epoch, record in enumerate(history, 1):
-        if not isinstance(record, dict) or record.get("epoch") != epoch:
-            refuse(f"history must have a record of epoch {epoch}", record)
-        for name in ("step", "loss", "seconds", *(key for key in record if str(key).startswith("validation_"))):
-            if not is_number(value := record.get(name)) or (name != "loss" and is_number(value, int) and value > MOST):
-                refuse(f"{name} of epoch {epoch} must be a number", value)
-
-
-def _several(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
-    """One callback or many as many."""
+def _as_list(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
+    """Return the callbacks as a list; refuse what is no callback, and methods that are never called."""
     found = list(callbacks) if isinstance(callbacks, Iterable) and not isinstance(callbacks, type) else [callbacks]
     for callback in found:
         if not isinstance(callback, Callback):
@@ -260,14 +223,14 @@ def _several(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
             raise TypeError(f"fit: callbacks are instances of nn.Callback, given {callback!r:.80}{made}")
         if never := [name for name in dir(callback) if name.startswith("on_") and not hasattr(Callback, name)]:
             raise TypeError(
-                f"fit: {type(callback).__name__} has {', '.join(never)}, which is never called: callbacks are told "
+                f"fit: {type(callback).__name__} has {', '.join(never)}, which is never called: callbacks have "
                 f"{', '.join(name for name in dir(Callback) if name.startswith('on_'))}"
             )
     return found
 
 
 def _rate(rate: float, step: int) -> float:
-    """What a schedule says, if that is a rate."""
+    """Return a schedule's value; refuse one that is no learning rate."""
     try:
         if not isinstance(rate, str) and 0 <= float(rate) < math.inf:
             return rate
@@ -296,7 +259,7 @@ def _check_batches(trainer: Trainer, train: object, accumulate: int) -> None:
 
 
 def _in_data_set(training: Training, error: NonFiniteLoss) -> NonFiniteLoss:
-    """The error, told with the places in the data set where the loader knows them."""
+    """Return the error with the indices of the samples in the data set, where the loader knows their order."""
     if not error.samples or not hasattr(training.train, "order"):
         return error
     first = training.batch * training.train.batch
@@ -308,7 +271,7 @@ def _in_data_set(training: Training, error: NonFiniteLoss) -> NonFiniteLoss:
 def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumulate: int) -> None:
     trainer = training.trainer
     clock = time.perf_counter()
-    if schedule and training.batch:  # resumed, perhaps behind the last step: the record has that step's rate
+    if schedule and training.batch:  # resumed, perhaps after the last step: the record has that step's rate
         trainer.optimizer.lr = _rate(schedule(training.step - 1), training.step - 1)
     for x, y, total in training.train.epoch(training.first_epoch + training.epoch, training.batch):
         if schedule:
@@ -332,7 +295,7 @@ def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumula
             "not full, so its batch must not be larger than the data set"
         )
     clock = time.perf_counter()
-    training.meet()  # which is training, too: what is on its way comes to its end
+    training.meet()  # updates that are still in flight are training, too
     training.seconds += time.perf_counter() - clock
     training.epoch += 1
     record = {
@@ -358,7 +321,7 @@ def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumula
 
 
 def _total_weight(training: Training, y: np.ndarray, total: int) -> float | None:
-    """What a step is told of the weight of its global batch: the loader knows all its targets, on every rank."""
+    """Return the weight of a step's global batch, whose targets the loader knows on every rank; None if not needed."""
     loss, train = training.trainer.whole_loss, training.train
     if not loss.weighted or len(y) == total or not hasattr(train, "targets"):
         return None
@@ -370,19 +333,20 @@ def evaluate(trainer: Trainer, data: Samples, batch: int = BATCH, metrics: Measu
 
     Parameters
     ----------
-    trainer : Trainer or a strategy of `parallel`
+    trainer : Trainer
+        Of one process, or of many ranks (`parallel`).
     data : Loader, Dataset or (x, y)
-        Of a Loader, the batches are cut for trainer.shard; exact for uneven shards.
+        A Loader's batches are cut for trainer.shard; means are exact for uneven shards.
     batch : int
-        Samples of a batch, where `data` is no Loader.
+        Samples of a batch. A Loader has its own.
     metrics
-        What else to measure, as in `fit`.
+        Measured too, as in `fit`.
 
     Returns
     -------
     dict
-        Without "accuracy" where targets are no classes. Rows that the loss ignores are in no mean. NaN where no row is
-        left.
+        "accuracy" is missing where targets are no classes. Means leave out rows that the loss ignores, and are NaN
+        where no row is left.
     """
     refuse_others("evaluate", others, INSTEAD)
     _check_trainer("evaluate", trainer)

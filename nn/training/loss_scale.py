@@ -1,60 +1,60 @@
-"""The dynamic loss scale of mixed precision: as large as gradients of activations can bear in float16.
+"""The dynamic loss scale of mixed precision: as large as float16 gradients of activations allow.
 
-It starts at 65536. A step in which a number was too large for float16 makes no update, is counted, and halves the
-scale; so many steps without one double it. All of it is one small array, part of every checkpoint. Source:
-Micikevicius et al. 2018; the constants are those of PyTorch's GradScaler.
+It starts at 65536. A step in which a value overflows float16 makes no update, is counted, and halves the scale; 2000
+steps without overflow double it. The state is one small array, part of every checkpoint. Source: Micikevicius et al.
+2018; the constants are those of PyTorch's GradScaler.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-FIRST, LEAST, MOST = 2.0**16, 1.0, 2.0**24
+INITIAL, SMALLEST, LARGEST = 2.0**16, 1.0, 2.0**24
 GROWTH = 2000  # steps
 
 
 class LossScale:
-    """The scale, and when it changes.
+    """The scale, changed after every step.
 
     Parameters
     ----------
     growth : int
-        Steps without an overflow after which it doubles.
+        Steps without overflow after which the scale doubles.
 
     Attributes
     ----------
     array : (3,) float64
-        The scale, the steps since it changed or a step was skipped, and the steps that were skipped.
+        The scale, the steps since it last changed, and the number of skipped steps.
     """
 
     def __init__(self, growth: int = GROWTH):
-        self.growth, self.array = growth, np.array([FIRST, 0, 0])
+        self.growth, self.array = growth, np.array([INITIAL, 0, 0])
 
     @property
     def scale(self) -> float:
-        """What gradients of activations are multiplied by."""
+        """The factor by which gradients of activations are multiplied."""
         return float(self.array[0])
 
     @property
     def skipped(self) -> int:
-        """Steps that made no update."""
+        """The number of steps without an update."""
         return int(self.array[2])
 
-    def went_well(self) -> None:
-        """A step was made."""
+    def count_update(self) -> None:
+        """Count a step without overflow; double the scale where it is time."""
         self.array[1] += 1
         if self.array[1] >= self.growth:
-            self.array[:2] = min(MOST, 2 * self.scale), 0
+            self.array[:2] = min(LARGEST, 2 * self.scale), 0
 
-    def skip(self, step: int) -> None:
-        """A step was skipped.
+    def count_overflow(self, step: int) -> None:
+        """Count a step that made no update; halve the scale.
 
         Raises
         ------
         FloatingPointError
-            The scale is as low as it gets: it is not the scale.
+            The scale is 1 already: the loss scale is not the cause.
         """
-        if self.scale <= LEAST:
+        if self.scale <= SMALLEST:
             raise FloatingPointError(
                 f"step {step}: an activation, or the gradient of one, is beyond float16's 65504 although the loss "
                 "scale is 1. The parameters were not updated. A lower learning rate, clipping, normalisation or "

@@ -1,4 +1,4 @@
-"""Outputs of a network for samples as users have them: lists or arrays of any float dtype, more than one batch."""
+"""Predictions for samples as users have them: lists, arrays of any float dtype, any number of samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from nn.core.checks import ShapeError
 from nn.core.network import Network
 
-BATCH = 500  # samples in a batch that is not trained on
+BATCH = 500  # samples computed at once in evaluation
 
 
 def predict_in_batches(
@@ -21,9 +21,9 @@ def predict_in_batches(
     Raises
     ------
     TypeError, ShapeError
-        What x is not, and how it becomes that.
+        x is no array of samples of this network; the message says how to make one.
     ValueError
-        `batch` is no number of samples.
+        `batch` is below 1, or no whole number.
     """
     if not isinstance(batch, int | np.integer) or batch < 1:
         raise ValueError(f"predict: batch is a number of samples, at least 1, given {batch!r:.80}")
@@ -42,7 +42,7 @@ def predict_in_batches(
 
 
 def as_samples(network: Network, x: Any) -> np.ndarray:
-    """Return samples as the network reads them: lists as arrays, floats in its dtype."""
+    """Return samples as the network takes them: lists become arrays, floats get its dtype."""
     if isinstance(x, list | tuple):
         try:
             x = np.asarray(x)

@@ -407,7 +407,7 @@ class Trainer:
         try:
             if overflowed:
                 self.statistics[:] = self.statistics_before
-                self.loss_scale.skip(self.steps)
+                self.loss_scale.count_overflow(self.steps)
             else:
                 self.update()
         except BaseException:  # such as a norm that is not finite: nothing was updated
@@ -415,7 +415,7 @@ class Trainer:
             raise
         self.steps += 1
         if self.loss_scale and not overflowed:
-            self.loss_scale.went_well()
+            self.loss_scale.count_update()
 
     def mixed_precision(self) -> dict[str, float]:
         """The loss scale, and how many steps were skipped in all, for records; empty without mixed precision."""

@@ -1,31 +1,34 @@
-"""Where a run of `fit` stands, and what it calls while it trains: `Training` and `Callback`."""
+"""The progress of a run of `fit`, and what `fit` calls while it trains: `Training` and `Callback`."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nn.metrics import direction
 from nn.training.trainer import Trainer
 
+LARGEST_COUNT = 1 << 53  # of epochs, batches, samples, seconds: a float64 counts exactly up to here
 PROGRESS = ("epoch", "batch", "loss_sum", "samples", "seconds", "history", "weight", "first_epoch", "first_step")
 
 
 @dataclass(repr=False)
 class Training:
-    """Where a run of `fit` stands; callbacks read it, checkpoints keep it.
+    """The progress of a run of `fit`: callbacks read it, checkpoints keep it.
 
     Attributes
     ----------
     history : list of dict
-        One record an epoch: epoch, step, loss (mean over the epoch), lr (of its last step), images_per_second, seconds;
-        with validation data also validation_loss, validation_accuracy where there are classes, and one entry for each
-        of `metrics`; in mixed precision also loss_scale and skipped_steps.
+        One record an epoch: epoch, step, loss (mean over the epoch), lr (of its last step), images_per_second, seconds
+        (since training began). With validation data also validation_loss, validation_accuracy where there are classes,
+        and one entry for each of `metrics`. In mixed precision also loss_scale and skipped_steps.
     stop : bool
-        A callback sets it to end after this epoch (alike on all ranks: decide from the history).
+        A callback sets it to end training after this epoch, on all ranks alike: decide from the history.
     result : dict
-        Loss and accuracy on the test data, once training has ended; empty without test data.
+        Loss and accuracy on the test data, after training; empty without test data.
     first_epoch, first_step : int
-        Epochs and steps that the trainer had made before this run: the order of samples goes on from there.
+        Epochs and steps that the trainer had made before this run: the order of samples continues from there.
     """
 
     trainer: Trainer
@@ -53,7 +56,7 @@ class Training:
 
     @property
     def step(self) -> int:
-        """Steps of this run, those before a resume included: what schedules count."""
+        """Steps of this run, including those before a resume: what schedules count."""
         return self.trainer.steps - self.first_step
 
     def direction(self, metric: str, mode: str | None = None) -> str:
@@ -65,21 +68,87 @@ class Training:
         self.loss_sum = self.trainer.meet(self.loss_sum)
 
     def progress(self) -> dict:
-        """What a checkpoint keeps beside the trainer's state."""
+        """Return what a checkpoint keeps beside the trainer's state, for `fit(progress=...)`."""
         return {key: getattr(self, key) for key in PROGRESS} | {"history": self.history[:]}
 
 
 class Callback:
-    """Told what happens; every rank calls its callbacks alike, so only `trainer.writer` should print or write."""
+    """Base of what `fit` calls while it trains.
+
+    Every rank calls its callbacks, in the same order: print and write files only where `training.trainer.writer` is.
+
+    Examples
+    --------
+    >>> class Losses(Callback):
+    ...     def on_epoch(self, training, record):
+    ...         print(record["epoch"], record["loss"])
+    """
 
     def on_begin(self, training: Training) -> None:
-        """Before the first step; `training.history` holds the epochs of a run that is continued."""
+        """Called before the first step; `training.history` has the epochs before a resume."""
 
     def on_step(self, training: Training, loss: float) -> None:
-        """After a step; `loss` is the mean over the global batch, before the step."""
+        """Called after a step; `loss` is the mean over the global batch, before the update."""
 
     def on_epoch(self, training: Training, record: dict) -> None:
-        """After an epoch; `record`, the last of `training.history`, may be added to."""
+        """Called after an epoch; entries may be added to `record`, the last of `training.history`."""
 
     def on_end(self, training: Training) -> None:
-        """After the last epoch, and before the test data are looked at."""
+        """Called after the last epoch, before the test data are evaluated."""
+
+
+def check_progress(progress: Mapping, batches: int | None = None) -> None:
+    """Refuse a progress that no training has, as in a checkpoint that was edited.
+
+    Parameters
+    ----------
+    progress : mapping
+        As `Training.progress` returns it; missing numbers are 0.
+    batches : int or None
+        Batches of an epoch, where known.
+
+    Raises
+    ------
+    ValueError
+        The first wrong entry, in one line.
+    """
+
+    def refuse(what: str, given: object) -> None:
+        try:
+            shown = f"{given!r:.80}"
+        except ValueError:  # an integer of thousands of digits
+            shown = "a number that is too long to be shown"
+        raise ValueError(f"the progress of a training: {what}, given {shown}: was the checkpoint edited?")
+
+    def is_number(value: object, kinds: type = int | float) -> bool:
+        return isinstance(value, kinds) and not isinstance(value, bool)
+
+    if unknown := sorted(map(str, progress.keys() - set(PROGRESS))):
+        refuse(f"it has {', '.join(PROGRESS)}", unknown[0])
+    for name, most in (
+        ("epoch", LARGEST_COUNT),
+        ("batch", LARGEST_COUNT if batches is None else batches),
+        ("first_epoch", LARGEST_COUNT),
+        ("first_step", LARGEST_COUNT),
+    ):
+        if not is_number(value := progress.get(name, 0), int) or not 0 <= value <= most:
+            refuse(f"{name} must be a whole number in 0 .. {most}", value)
+    for name, most in (
+        ("samples", LARGEST_COUNT),
+        ("weight", LARGEST_COUNT),
+        ("seconds", LARGEST_COUNT),
+        ("loss_sum", math.inf),
+    ):
+        if not is_number(value := progress.get(name, 0)) or (name != "loss_sum" and not 0 <= value <= most):
+            refuse(f"{name} must be a number, not negative", value)
+    history, epochs = progress.get("history", []), progress.get("epoch", 0)
+    if not isinstance(history, list) or len(history) != epochs:
+        refuse(f"history must be a list of the records of epoch {epochs} and those before it", history)
+    for epoch, record in enumerate(history, 1):
+        if not isinstance(record, dict) or record.get("epoch") != epoch:
+            refuse(f"history must have a record of epoch {epoch}", record)
+        for name in ("step", "loss", "seconds", *(key for key in record if str(key).startswith("validation_"))):
+            if not is_number(value := record.get(name)) or (
+                name != "loss" and is_number(value, int) and value > LARGEST_COUNT
+            ):
+                refuse(f"{name} of epoch {epoch} must be a number", value)

@@ -14,7 +14,7 @@ import numpy as np
 
 import nn
 from nn.training import callbacks, checkpoint_callback, checkpoints
-from nn.training.fit import check_progress
+from nn.training.training import check_progress
 from parallel.command import axes, factory, trained_run
 from parallel.command.factory import Parts, prepare
 from parallel.command.options import Options, changed, flag

@@ -138,7 +138,7 @@ def test_progress_is_shown_where_a_person_looks(capsys, monkeypatch):
     assert capsys.readouterr().out == "", "not in a file or a pipe"
     nn.fit(make(), (X, Y), 2, verbose=True)
     assert capsys.readouterr().out.count("epoch ") == 2
-    monkeypatch.setattr("nn.training.fit.watched", lambda: True)
+    monkeypatch.setattr("nn.training.fit.is_interactive", lambda: True)
     nn.fit(make(), (X, Y), 2)
     assert "epoch 2/2" in capsys.readouterr().out
     nn.fit(make(), (X, Y), 2, verbose=False)

@@ -164,14 +164,14 @@ def test_steps_that_overflow_are_skipped_and_counted_and_make_no_difference():
 
 def test_the_scale_grows_again_and_has_its_ends():
     scale = LossScale(growth=2)
-    scale.skip(0)
-    assert scale.scale == loss_scale.FIRST / 2 and scale.skipped == 1
+    scale.count_overflow(0)
+    assert scale.scale == loss_scale.INITIAL / 2 and scale.skipped == 1
     for expected in (0.5, 1, 1, 2):
-        scale.went_well()
-        assert scale.scale == expected * loss_scale.FIRST
-    scale.array[:2] = loss_scale.MOST, 1
-    scale.went_well()
-    assert scale.scale == loss_scale.MOST
+        scale.count_update()
+        assert scale.scale == expected * loss_scale.INITIAL
+    scale.array[:2] = loss_scale.LARGEST, 1
+    scale.count_update()
+    assert scale.scale == loss_scale.LARGEST
 
 
 def test_an_activation_too_large_for_any_scale_ends_in_an_error():
