@@ -163,7 +163,7 @@ WRONG = {
     "number for callbacks": (lambda: fit(DATA, 1, 3), TypeError, r"instances of nn\.Callback, given 3"),
     "epochs": (lambda: fit(DATA, 1.5), ValueError, r"fit: epochs must be a whole number, at least 0, given 1\.5"),
     "schedule": (lambda: fit(DATA, 1, schedule=0.1), TypeError, "schedule must be a function step -> rate"),
-    "progress": (lambda: fit(DATA, 1, progress=nn.Progress()), TypeError, "progress is what .*is it a callback"),
+    "progress": (lambda: fit(DATA, 1, progress=nn.Progress()), TypeError, "progress is a dict.*is it a callback"),
     "schedule of a text": (lambda: fit(DATA, 1, schedule=lambda step: "0.1"), ValueError, r"schedule\(0\) .*'0\.1'"),
     "schedule of nothing": (
         lambda: fit(DATA, 1, schedule=lambda step: None), ValueError, r"schedule\(0\) must be a learning.*given None"
