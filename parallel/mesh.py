@@ -1,4 +1,4 @@
-"""Who is whose peer: the ranks of a run, and their axes data x pipeline x tensor x space x branch.
+"""Who is whose peer: the ranks of a run, and their axes data x pipeline x tensor x space x branch x context.
 
 Without a communicator there is one process, and what it asks all ranks it asks itself: so nothing else need know.
 """
@@ -50,7 +50,7 @@ class Ranks(Group):
         return out
 
 
-AXES = ("data", "pipeline", "tensor", "space", "branch")
+AXES = ("data", "pipeline", "tensor", "space", "branch", "context")
 
 
 def sizes(
@@ -60,6 +60,7 @@ def sizes(
     tensor: int = 1,
     space: int = 1,
     branch: int = 1,
+    context: int = 1,
     servers: int = 0,
 ) -> dict[str, int]:
     """How many ranks each axis has, of so many in all, beside servers; those that "data" is not told are its own.
@@ -69,11 +70,11 @@ def sizes(
     ValueError
         They do not multiply to the ranks: which numbers would do.
     """
-    given = {"data": data, "pipeline": pipeline, "tensor": tensor, "space": space, "branch": branch}
+    given = {"data": data, "pipeline": pipeline, "tensor": tensor, "space": space, "branch": branch, "context": context}
     for axis, size in given.items():
         if size is not None and size < 1:
             raise ValueError(f"mesh: {axis} must have at least 1 rank, given {size}")
-    model = pipeline * tensor * space * branch
+    model = pipeline * tensor * space * branch * context
     found = given | {"data": ranks // model if data is None else data}
     if found["data"] * model != ranks or not found["data"]:
         said = " x ".join(f"{axis} {size}" for axis, size in given.items() if size not in (None, 1)) or "data 1"
@@ -90,8 +91,9 @@ class Mesh:
     """The ranks of a run and their axes (collective).
 
     The ranks of the axis "data" share every global batch; those of "pipeline" have stages of one network, and those of
-    "tensor" parts of one stage's tensors; those of "space" rows of the same images, and those of "branch" the branches
-    of modules. Neighbours on the last axis are neighbours in the communicator; of data, pipeline and tensor
+    "tensor" parts of one stage's tensors; those of "space" rows of the same images, those of "branch" the branches of
+    modules, and those of "context" positions of the same sequences. Neighbours on the last axis are neighbours in the
+    communicator; of data, pipeline and tensor
 
         rank = (data * pipelines + pipeline) * tensors + tensor
 
@@ -101,7 +103,7 @@ class Mesh:
     workers : sequence of int or None
         Those that compute gradients; None for all. Others serve, and are on no axis; where workers have other axes
         than "data", they are the first ranks.
-    data, pipeline, tensor, space, branch : int
+    data, pipeline, tensor, space, branch, context : int
         Ranks along each axis; data None for as many as are left.
 
     Attributes
@@ -114,13 +116,13 @@ class Mesh:
         The same of the axis "data"; the index of a rank that is not on it is None.
     data : collectives.Communicator or None
         Of the ranks on that axis that have what this rank has of the network.
-    pipeline, tensor, space, branch : the same, None where there is one rank
+    pipeline, tensor, space, branch, context : the same, None where there is one rank
     model : the same, of the ranks that have one network together
     model_size : int
         How many these are, told to those that serve as well.
     line : Mesh
         Of the ranks that have the same of the network, and whose gradients are summed: what an exchange sees. They are
-        those of the axes "data", "space" and "branch".
+        those of the axes "data", "space", "branch" and "context".
 
     Raises
     ------
@@ -138,6 +140,7 @@ class Mesh:
         tensor: int = 1,
         space: int = 1,
         branch: int = 1,
+        context: int = 1,
     ):
         self.communicator, self.made = communicator, []
         if communicator:
@@ -145,9 +148,9 @@ class Mesh:
 
             self.in_place = IN_PLACE
         self.rank, self.size = (communicator.rank, communicator.size) if communicator else (0, 1)
-        self.model = self.pipeline = self.tensor = self.space = self.branch = None
+        self.model = self.pipeline = self.tensor = self.space = self.branch = self.context = None
         self.model_size = model = pipeline * tensor
-        same = space * branch
+        same = space * branch * context
         workers = range(self.size) if workers is None else workers
         if model * same == 1 and data is None:
             self.index, self.count = workers.index(self.rank) if self.rank in workers else None, len(workers)
@@ -158,11 +161,11 @@ class Mesh:
             return
         if model > 1 < same:
             raise ValueError(
-                "mesh: the axes pipeline and tensor, whose ranks have parts of the parameters, do not go with space "
-                "and branch, whose ranks sum the gradients of all"
+                "mesh: the axes pipeline and tensor, whose ranks have parts of the parameters, do not go with space, "
+                "branch and context, whose ranks sum the gradients of all"
             )
         servers = self.size - len(workers)
-        self.sizes = sizes(len(workers), data, pipeline, tensor, space, branch, servers)
+        self.sizes = sizes(len(workers), data, pipeline, tensor, space, branch, context, servers)
         serves = dict.fromkeys(AXES, 0) | {"data": None}
         self.places = self.places_of(self.rank) if self.rank in workers else serves
         self.index, self.count = self.places["data"], self.sizes["data"]

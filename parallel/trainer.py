@@ -35,7 +35,7 @@ from parallel.passes.whole import Samples, Whole
 
 __all__ = ["CheckReplicas", "DistributedTrainer", "ReplicaError", "agree", "data_facts"]
 
-GROUPS = ("data", "tensor", "space", "branch")  # the axes along which layers may ask other ranks
+GROUPS = ("data", "tensor", "space", "branch", "context")  # the axes along which layers may ask other ranks
 
 
 class DistributedTrainer(Trainer):

@@ -59,7 +59,7 @@ class Group:
 
 ALONE = Group()
 # What ranks of a group share: the samples of a batch, the parts of tensors, the rows of images, a network's branches.
-AXES = ("data", "tensor", "space", "branch")
+AXES = ("data", "tensor", "space", "branch", "context")
 
 
 @dataclass(slots=True)

@@ -172,9 +172,9 @@ class MultiHeadAttention(Layer):
 
     def attend(self, q, k, v, out, ctx) -> tuple:
         """Write softmax(q k^T) v to `out`, all (N, H, T, d); return what `attend_backward` needs beside them."""
-        padding = self._padding(k, ctx)
+        padding = self._padding(len(k), k.shape[2], ctx)
         if self.block_size:
-            positions = self.positions(q.shape[2], ctx)
+            positions = np.arange(q.shape[2])
             running = BlockwiseAttention(q, positions, self.causal, self.block_size, ctx.network_context.pool)
             running.start(out)
             running.add(k, v, positions, padding)
@@ -195,7 +195,7 @@ class MultiHeadAttention(Layer):
         gq, gk, gv = gradients
         if self.block_size:
             largest, total, padding = kept
-            positions = self.positions(q.shape[2], ctx)
+            positions = np.arange(q.shape[2])
             running = BlockwiseAttention(q, positions, self.causal, self.block_size, ctx.network_context.pool)
             running.start_backward(largest, total, y, gy)
             gq[...], gk[...], gv[...] = 0, 0, 0
@@ -211,12 +211,12 @@ class MultiHeadAttention(Layer):
         np.matmul(gscore, k, gq)
         np.matmul(gscore.swapaxes(2, 3), q, gk)
 
-    def _padding(self, keys: np.ndarray, ctx) -> np.ndarray | None:
+    def _padding(self, samples: int, length: int, ctx) -> np.ndarray | None:
         """Return the positions (N, T) that no query may see, checked; None: there are none."""
         padding = ctx.micro_batch.padding
         if padding is None:
             return None
-        if padding.shape != (expected := (len(keys), keys.shape[2])):
+        if padding.shape != (expected := (samples, length)):
             raise ShapeError(
                 f"layer {ctx.path} ({self!r}): expects a padding mask of shape {expected}, one entry a place "
                 f"of its input, given the Embedding's {padding.shape}: layers between the two change the places; "

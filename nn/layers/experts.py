@@ -269,6 +269,13 @@ class MixtureOfExperts(Layer):
 
         return ggiven, {"A": add_to_A, "B": add_to_B}
 
+    def choices(self, chosen: np.ndarray, positions: int, ctx) -> tuple[np.ndarray, int]:
+        """Return (how often each sample chose each expert, (N, E); the positions of a sample)."""
+        samples = len(chosen) // positions if positions else 0
+        counts = np.zeros((samples, self.experts))
+        np.add.at(counts, (np.repeat(np.arange(samples), positions * self.top), chosen.ravel()), 1)
+        return counts, positions
+
     def _router_backward(self, gweights, routing: Routing, positions: int, ctx) -> np.ndarray:
         """The gradient of the router's scores z, with those of the auxiliary losses."""
         k, z, scores = self.top, routing.z, routing.scores
@@ -281,9 +288,8 @@ class MixtureOfExperts(Layer):
         np.put_along_axis(gscores, routing.chosen, gchosen, axis=1)
         samples = ctx.micro_batch.total or max(1, n // positions)
         if self.auxiliary:
-            share = np.zeros((n // positions, self.experts), scores.dtype)
-            np.add.at(share, (np.repeat(np.arange(n // positions), positions * k), routing.chosen.ravel()), 1)
-            share *= self.auxiliary * self.experts / (positions * positions * k * samples)
+            choices, length = self.choices(routing.chosen, positions, ctx)
+            share = choices.astype(scores.dtype) * (self.auxiliary * self.experts / (length * length * k * samples))
             gshare = np.repeat(share, positions, axis=0)
             if self.gate == "sigmoid":  # P is the mean of each position's scores divided by their sum
                 total = scores.sum(axis=1, keepdims=True)
@@ -297,7 +303,8 @@ class MixtureOfExperts(Layer):
             top = z.max(axis=1, keepdims=True)
             exponentials = np.exp(z - top)
             total = exponentials.sum(axis=1, keepdims=True)
-            gz += (2 * self.z_loss / (positions * samples)) * (top + np.log(total)) * exponentials / total
+            length = self.choices(routing.chosen, positions, ctx)[1]
+            gz += (2 * self.z_loss / (length * samples)) * (top + np.log(total)) * exponentials / total
         return gz
 
 

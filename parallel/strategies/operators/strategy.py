@@ -179,10 +179,12 @@ def _together(
     axis, name, network, loss, optimizer, communicator, seed, ranks, *, stage=0, compressor=None, **how
 ) -> DistributedTrainer:
     mesh = Mesh(communicator, **{axis: ranks or communicator.size})
-    if stage:
-        exchange = sharding(communicator, stage, compressor=compressor, **how)
-    elif compressor:
-        exchange = Compressed(compressor, **how)
-    else:
-        exchange = summing(communicator, **how)
+    exchange = all_gradients(communicator, stage=stage, compressor=compressor, **how)
     return DistributedTrainer(network, loss, optimizer, mesh, Together(axis), exchange, seed, name)
+
+
+def all_gradients(communicator, *, stage: int = 0, compressor=None, **how):
+    """Return what sums the gradients of all ranks: in shards (a stage of ZeRO), compressed, or whole."""
+    if stage:
+        return sharding(communicator, stage, compressor=compressor, **how)
+    return Compressed(compressor, **how) if compressor else summing(communicator, **how)

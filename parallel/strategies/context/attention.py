@@ -1,0 +1,190 @@
+"""Attention of the positions that a rank has: by a ring, by heads (Ulysses), or by both.
+
+**Ring** (ring.py): queries stay, keys and values of all ranks come by. **Ulysses** (Jacobs et al. 2023): an alltoall
+gives every rank all positions of some heads, and another one brings the results back; between them attention is that
+of one process, to the bit. **Both** (Fang and Zhao 2024): the alltoall among neighbours, the ring between such groups.
+
+Bytes that a rank sends of one layer, in units of its keys: ring 2 (p - 1) forward and 4 (p - 1) backward; Ulysses
+4 (p - 1) / p each way. Ulysses needs heads to deal; a ring takes any number of ranks, and hides what it sends.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nn.layers.attention import MultiHeadAttention
+from nn.layers.blockwise import BlockwiseAttention
+from parallel.strategies.context.positions import ContextDegrees, positions, ring_positions
+from parallel.strategies.context.ring import Ring
+
+BLOCK = 128  # queries and keys computed at a time in a ring, where the layer does not say
+
+
+class ContextGroups:
+    """The ranks with which one computes attention; those of one process until `join`.
+
+    Parameters
+    ----------
+    degrees : ContextDegrees
+    rank : int
+        This one, on the axis "context".
+    """
+
+    def __init__(self, degrees: ContextDegrees, rank: int):
+        self.degrees, self.rank = degrees, rank
+        self.member, self.piece = divmod(rank, degrees.heads)
+        self.ring: Ring | None = None
+        self.heads = None  # the Group that shares the heads
+        self.made: list = []
+
+    def join(self, communicator, group_of) -> None:
+        """Make the communicators (collective). group_of: of a communicator, what layers ask."""
+        ring = communicator.Split(self.piece, self.member)
+        heads = communicator.Split(self.member, self.piece)
+        self.made, self.ring, self.heads = [ring, heads], Ring(ring), group_of(heads)
+
+    def close(self) -> None:
+        """Free plans and communicators (collective)."""
+        if self.ring:
+            self.ring.close()
+        for communicator in self.made:
+            communicator.Free()
+        self.made = []
+
+
+class ContextAttention(MultiHeadAttention):
+    """Multi-head attention of some positions of every sequence.
+
+    Parameters
+    ----------
+    layer : MultiHeadAttention
+    length : int
+        T, of whole sequences.
+    groups : ContextGroups
+    """
+
+    def __init__(self, layer: MultiHeadAttention, length: int, groups: ContextGroups):
+        vars(self).update({name: value for name, value in vars(layer).items() if name != "_fixed"})
+        self.length, self.groups = length, groups
+
+    def __repr__(self):
+        return f"{super().__repr__()[:-1]}, of {self.groups.degrees.size} ranks)"
+
+    def positions(self, T, ctx):
+        return positions(self.length, self.groups.rank, self.groups.degrees)
+
+    # --------------------------------------------------------------------------------------------- forward, backward
+
+    def attend(self, q, k, v, out, ctx):
+        self._padding(len(k), self.length, ctx)  # refuses what one process would, on all ranks alike
+        heads = [self._to_heads(array, ctx) for array in (q, k, v)]
+        y = ctx.empty(heads[0].shape, q.dtype)
+        if self.groups.degrees.ring > 1:
+            kept = self._ring(*heads, y, ctx)
+        else:
+            kept = super().attend(*heads, y, ctx)  # all positions of some heads: as in one process
+        out[...] = self._to_positions(y, ctx)
+        return kept if self.groups.degrees.heads == 1 else (*kept, *heads, y)
+
+    def attend_backward(self, qkv, y, kept, gy, gradients, ctx):
+        if self.groups.degrees.heads > 1:
+            *kept, q, k, v, y = kept
+            qkv = q, k, v
+        gy = self._to_heads(gy, ctx)
+        found = tuple(ctx.empty(array.shape, gy.dtype) for array in qkv)
+        if self.groups.degrees.ring > 1:
+            self._ring_backward(qkv, y, kept, gy, found, ctx)
+        else:
+            super().attend_backward(qkv, y, tuple(kept), gy, found, ctx)
+        for target, array in zip(gradients, found, strict=True):
+            target[...] = self._to_positions(array, ctx)
+
+    # --------------------------------------------------------------------------------------------- heads (Ulysses)
+
+    def _to_heads(self, array: np.ndarray, ctx) -> np.ndarray:
+        """(N, H, my positions, d) of all heads -> (N, my heads, positions of my ring member, d), ascending."""
+        group, counts = self.groups.heads, self._counts()
+        if group.size == 1:
+            return array
+        N, H, _, d = array.shape
+        most = max(counts)
+        sent = ctx.empty((group.size, N, H // group.size, most, d), array.dtype)
+        sent[:, :, :, : counts[group.rank]] = np.moveaxis(
+            array.reshape(N, group.size, H // group.size, counts[group.rank], d), 1, 0
+        )
+        sent[:, :, :, counts[group.rank] :] = 0
+        received = group.swap(sent)
+        whole = ctx.empty((N, H // group.size, sum(counts), d), array.dtype)
+        for rows, part, count in zip(self._rows(), received, counts, strict=True):
+            whole[:, :, rows] = part[:, :, :count]
+        return whole
+
+    def _to_positions(self, array: np.ndarray, ctx) -> np.ndarray:
+        """The way back: (N, my heads, positions of my ring member, d) -> (N, H, my positions, d)."""
+        group, counts = self.groups.heads, self._counts()
+        if group.size == 1:
+            return array
+        N, H, _, d = array.shape
+        most = max(counts)
+        sent = ctx.empty((group.size, N, H, most, d), array.dtype)
+        for target, rows, count in zip(sent, self._rows(), counts, strict=True):
+            target[:, :, :count] = array[:, :, rows]
+            target[:, :, count:] = 0
+        received = group.swap(sent)[:, :, :, : counts[group.rank]]
+        return np.moveaxis(received, 0, 1).reshape(N, group.size * H, counts[group.rank], d)
+
+    def _counts(self) -> list[int]:
+        """Positions of each rank that shares the heads with this one."""
+        degrees = self.groups.degrees
+        first = self.groups.member * degrees.heads
+        return [len(positions(self.length, first + i, degrees)) for i in range(degrees.heads)]
+
+    def _rows(self) -> list[np.ndarray]:
+        """Where the positions of each of them are among those of the ring member, ascending."""
+        order = np.argsort(np.argsort(ring_positions(self.length, self.groups.member, self.groups.degrees)))
+        return np.split(order, np.cumsum(self._counts())[:-1])
+
+    # --------------------------------------------------------------------------------------------- ring
+
+    def _member_positions(self, member: int) -> np.ndarray:
+        return np.sort(ring_positions(self.length, member, self.groups.degrees))
+
+    def _running(self, q, ctx) -> BlockwiseAttention:
+        mine, size = self._member_positions(self.groups.member), self.block_size or BLOCK
+        return BlockwiseAttention(q, mine, self.causal, size, ctx.network_context.pool)
+
+    def _members(self) -> list[np.ndarray]:
+        return [self._member_positions(member) for member in range(self.groups.degrees.ring)]
+
+    def _ring(self, q, k, v, y, ctx) -> tuple:
+        members, padding = self._members(), ctx.micro_batch.padding
+        running = self._running(q, ctx)
+        running.start(y)
+
+        def attend(owner, keys_values):
+            keys, values = keys_values.swapaxes(2, 3)
+            at = members[owner]
+            running.add(keys, values, at, None if padding is None else padding[:, at])
+
+        own = np.stack([k, v]).swapaxes(2, 3)
+        self.groups.ring.forward(own, [len(at) for at in members], attend, f"attention of layer {ctx.path}")
+        return (*running.finish(), padding)
+
+    def _ring_backward(self, qkv, y, kept, gy, gradients, ctx) -> None:
+        (q, k, v), (gq, gk, gv) = qkv, gradients
+        members, (largest, total, padding) = self._members(), kept
+        running = self._running(q, ctx)
+        running.start_backward(largest, total, y, gy)
+        gq[...] = 0
+
+        def attend(owner, keys_values, gradient):
+            keys, values = keys_values.swapaxes(2, 3)
+            gradient[...] = 0
+            gkeys, gvalues = gradient.swapaxes(2, 3)
+            at = members[owner]
+            mask = None if padding is None else padding[:, at]
+            running.add_backward(keys, values, (gq, gkeys, gvalues), at, mask)
+
+        own, name = np.stack([k, v]).swapaxes(2, 3), f"attention of layer {ctx.path}, backward"
+        home = self.groups.ring.backward(own, [len(at) for at in members], attend, name)
+        gk[...], gv[...] = home.swapaxes(2, 3)

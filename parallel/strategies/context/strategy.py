@@ -1,0 +1,180 @@
+"""Context parallelism: ranks have some positions of the same sequences, and each has all parameters.
+
+Activations are cut along the sequence in every layer, so a sequence that is too long for one rank's memory fits
+several. Only attention asks other ranks (attention.py). A gradient is a term on each rank, of its positions, so the
+gradients of **all** ranks are summed, as in data parallelism: by the same exchanges, in shards (ZeRO) or compressed,
+too. The loss is a sum over positions, divided by that of the whole global batch: ranks may have unequal numbers of rows
+that count, and none. Along the axis "data" such groups share every global batch.
+
+Sources: Liu et al. 2023 (ring attention), Jacobs et al. 2023 (Ulysses), Fang and Zhao 2024 (both), Korthikanti et al.
+2022 (cutting a sequence), Llama Team 2024 (zigzag order).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from nn import option_strings
+from nn.core.network import Network
+from nn.losses import Loss
+from nn.optim.optimizers import Optimizer
+from parallel.mesh import Mesh, Ranks
+from parallel.strategies.context.attention import ContextGroups
+from parallel.strategies.context.cutting import cut
+from parallel.strategies.context.positions import ContextDegrees, positions
+from parallel.strategies.operators.strategy import Together, all_gradients
+from parallel.trainer import DistributedTrainer
+
+
+class AlongSequence(Together):
+    """A step of which each rank of the axis "context" computes some positions of every sequence.
+
+    Parameters
+    ----------
+    attention : str
+        As of `ContextParallel`.
+    """
+
+    def __init__(self, attention: str):
+        super().__init__("context")
+        self.attention = attention
+
+    def hold(self, network, mesh):
+        self.degrees = context_degrees(self.attention, mesh.sizes["context"])
+        self.groups = ContextGroups(self.degrees, mesh.places["context"])
+        self.length = network.in_shape[0]
+        return cut(network, self.groups)
+
+    def join(self, trainer):
+        self.counted = self.trial = None
+        if self.degrees.size > 1:
+            self.groups.join(self.mesh.context, Ranks)
+
+    def loss(self, trainer, z, y, total):
+        """The part of the loss that these positions have."""
+        return trainer.loss(z, self._mine(y), trainer.mean_over(total), trainer.ctx) if len(z) else (0.0, None)
+
+    def predict(self, trainer, x):
+        return self._whole(super().predict(trainer, x), trainer)
+
+    def evaluate(self, trainer, x, y):
+        """As Whole; every rank has all outputs, and the first one tells."""
+        sums = trainer.no_scores()
+        for micro in self.divide(len(x), len(x), 1):
+            samples, targets = self.take(x, y, micro)
+            if len(samples):
+                sums += trainer.evaluate_outputs(self._whole(trainer.forward(samples, False)[0], trainer), targets)
+        return np.zeros_like(sums) if self.groups.rank else sums
+
+    def _rows(self, rank: int) -> np.ndarray:
+        return positions(self.length, rank, self.degrees)
+
+    def _mine(self, y: np.ndarray) -> np.ndarray:
+        """The targets of this rank's positions."""
+        return np.take(y, self._rows(self.groups.rank), axis=1)
+
+    def _whole(self, z: np.ndarray, trainer) -> np.ndarray:
+        """The outputs of all positions, in their order, from those of each rank."""
+        rows = [self._rows(rank) for rank in range(self.degrees.size)]
+        mine = np.zeros((len(z), max(map(len, rows)), *z.shape[2:]), z.dtype)
+        mine[:, : z.shape[1]] = z
+        whole = np.empty((len(z), self.length, *z.shape[2:]), z.dtype)
+        for at, part in zip(rows, trainer.ctx.group("context").gather(mine), strict=True):
+            whole[:, at] = part[:, : len(at)]
+        return whole
+
+    def in_transit(self):
+        return self.groups.ring.nbytes if self.groups.ring else 0
+
+    def close(self):
+        self.groups.close()
+
+    def describe(self):
+        ring, heads = self.degrees
+        how = [f"in rings of {ring}" * (ring > 1), f"by heads of {heads}" * (heads > 1)]
+        said = " and ".join(filter(None, how))
+        return f"{self.degrees.size} ranks have some positions of each sequence, attention {said}"
+
+
+def context_degrees(attention: str, ranks: int) -> ContextDegrees:
+    """Return how many ranks form a ring and how many share heads.
+
+    Parameters
+    ----------
+    attention : str
+        "ring", "ulysses", or "ring:N,ulysses:M" with N M ranks in all; where one number is missing, it is what is left.
+    ranks : int
+
+    Raises
+    ------
+    ValueError
+        Another text, or numbers that do not multiply to the ranks.
+
+    Examples
+    --------
+    >>> context_degrees("ring", 4), context_degrees("ring:2,ulysses:2", 4)
+    (ContextDegrees(ring=4, heads=1), ContextDegrees(ring=2, heads=2))
+    """
+    given: dict[str, int | None] = {}
+    for text in attention.split(","):
+        name, parts = option_strings.split(text)
+        if name not in ("ring", "ulysses") or name in given or len(parts) > 1 or not all(p.isdecimal() for p in parts):
+            raise ValueError(
+                f'context attention is "ring", "ulysses", or both as "ring:2,ulysses:2", given {attention!r}'
+            )
+        given[name] = int(parts[0]) if parts else None
+    known = math.prod(number for number in given.values() if number is not None)
+    rest = ranks // max(1, known)  # the share of one without a number; of two without, all for the first
+    for name, number in given.items():
+        if number is None:
+            given[name], rest = rest, 1
+    degrees = ContextDegrees(given.get("ring", 1), given.get("ulysses", 1))
+    if degrees.size != ranks:
+        pairs = ", ".join(f"ring:{n},ulysses:{ranks // n}" for n in range(1, ranks + 1) if ranks % n == 0)
+        raise ValueError(
+            f"context attention {attention!r} is for {degrees.size} ranks, and the axis context has {ranks}: use "
+            f"{pairs}"
+        )
+    return degrees
+
+
+def ContextParallel(
+    network: Network,
+    loss: Loss,
+    optimizer: Optimizer,
+    communicator,
+    seed: int = 0,
+    *,
+    context: int = 0,
+    attention: str = "ring",
+    **exchange,
+) -> DistributedTrainer:
+    """`Trainer` on many ranks, each of which has some positions of every sequence.
+
+    Parameters
+    ----------
+    network, loss, optimizer, seed
+        As for Trainer, alike on all ranks. The network takes sequences and puts out something at every position.
+    communicator : collectives.Communicator
+    context : int
+        How many ranks share a sequence; 0 for all. Those of one group are neighbours, and are given the same samples;
+        groups share every global batch.
+    attention : str
+        "ring": keys and values travel; "ulysses": heads are dealt out; "ring:2,ulysses:2": both.
+    **exchange
+        As for SpatialParallel.
+
+    Raises
+    ------
+    ValueError
+        A network that cannot be cut so: which layer, and what would do. A compressor that keeps something, with shards.
+    ReplicaError
+        If ranks were given different networks, losses or optimizers.
+    """
+    mesh = Mesh(communicator, context=context or communicator.size)
+    exchange = all_gradients(communicator, **exchange)
+    return DistributedTrainer(
+        network, loss, optimizer, mesh, AlongSequence(attention), exchange, seed, "ContextParallel"
+    )
