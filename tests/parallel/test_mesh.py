@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from parallel.mesh import Mesh, sizes
+from parallel.mesh import AXES, Mesh, sizes
 
 
 def factors(ranks):
@@ -13,8 +13,10 @@ def factors(ranks):
 
 
 def test_what_does_not_multiply_to_the_ranks_is_refused_with_what_would_do():
-    assert sizes(8, pipeline=2) == {"data": 4, "pipeline": 2, "tensor": 1, "space": 1, "branch": 1}
-    assert sizes(8, space=4) == {"data": 2, "pipeline": 1, "tensor": 1, "space": 4, "branch": 1}
+    ones = dict.fromkeys(AXES, 1)
+    assert sizes(8, pipeline=2) == ones | {"data": 4, "pipeline": 2}
+    assert sizes(8, space=4) == ones | {"data": 2, "space": 4}
+    assert sizes(8, context=4) == ones | {"data": 2, "context": 4}
     with pytest.raises(ValueError, match=r"data 2 x pipeline 3 does not make 8 ranks: each .* 1, 2, 4, 8 .* start 6"):
         sizes(8, 2, 3)
     with pytest.raises(ValueError, match="tensor must have at least 1 rank, given 0"):
