@@ -239,7 +239,7 @@ plt.show()
 # ## No messages: shared memory
 #
 # Ranks on one machine can do better than send. They can map the *same memory*, and read each other's vectors. What they
-# then need is to **meet**: nobody may read before the other has written. `Barrier()` waits until all have come;
+# then need is a **barrier**: nobody may read before the other has written. `Barrier()` waits until all have come;
 # `Copy(..., of=q)` reads rank q's buffer, and `to=q` writes it.
 #
 # **Exercise 3.** The sum of four ranks, without a message, and without anybody adding more than its share: rank r adds
