@@ -15,7 +15,7 @@ from collectives.algorithms import ALGORITHMS
 from collectives.checking.simulator import Deadlock, ScheduleError, simulate
 from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Send, Slice, blocks, chunk
 
-LATER = {
+LAZY = {
     "Communicator": "communicator",
     "check_world": "failures.launch_check",
     "install_excepthooks": "failures.job_end",
@@ -48,11 +48,11 @@ __all__ = [
     "blocks",
     "chunk",
     "simulate",
-    *LATER,
+    *LAZY,
 ]
 
 
 def __getattr__(name):
-    if name in LATER:
-        return getattr(import_module(f"collectives.{LATER[name]}"), name)
+    if name in LAZY:
+        return getattr(import_module(f"collectives.{LAZY[name]}"), name)
     raise AttributeError(f"module 'collectives' has no attribute {name!r}")

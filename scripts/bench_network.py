@@ -254,14 +254,14 @@ def measure_schedules(world, nodes: list[int], seconds: float, vectors: list[int
 
 def in_memory(window, operation: str, name: str, nbytes: int):
     """The plan that runs an algorithm of node memory, or None where the library takes another one (collective)."""
-    from collectives.node_memory.plans import SMALL, SMALL_PRIVATE
+    from collectives.node_memory.plans import SMALL_BYTES, SMALL_PRIVATE_BYTES
 
     if window is None:
         return None
     if operation == "barrier":
         return window.barrier()
-    small = SMALL_PRIVATE if operation == "allreduce" else SMALL
-    takes = {"shared_small": nbytes <= small, "shared_slots": True, "shared_arrays": nbytes > SMALL}
+    small = SMALL_PRIVATE_BYTES if operation == "allreduce" else SMALL_BYTES
+    takes = {"shared_small": nbytes <= small, "shared_slots": True, "shared_arrays": nbytes > SMALL_BYTES}
     if not takes[name] or (name == "shared_slots" and "shared_small" in ALGORITHMS[operation] and nbytes <= small):
         return None
     count, rank = nbytes // ITEMSIZE, window.rank

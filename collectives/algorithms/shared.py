@@ -27,8 +27,8 @@ from collectives.algorithms.allreduce import levels, segmented_cost, segmented_r
 from collectives.algorithms.registry import COMMUTATIVE, NODES, SEGMENT, SHARED_MEMORY, Cost, algorithm, how_many
 from collectives.steps import SLOTS, Barrier, Copy, Reduce, Round, Step, blocks, chunk, relabel_ranks
 
-SLOT = 1 << 17  # elements of a slot where the caller does not say
-LINE = 16  # elements of a cache line, likewise
+SLOT_SIZE = 1 << 17  # elements of a slot where the caller does not say
+LINE_SIZE = 16  # elements of a cache line, likewise
 BARRIER = (Barrier(),)
 
 
@@ -119,14 +119,14 @@ def slots_cost(copies):
     """Of `copies`(p) times n copied on the way."""
 
     def cost(p, n):
-        k = how_many(n, p * share_of_slot(SLOT, p, LINE))
+        k = how_many(n, p * share_of_slot(SLOT_SIZE, p, LINE_SIZE))
         return Cost(barriers=k + 1, copied=copies(p) * n, reduced=(p - 1) / p * n)
 
     return cost
 
 
 @algorithm("allreduce", name="shared_slots", cost=slots_cost(lambda p: 2 + 1 / p), needs={SHARED_MEMORY})
-def slots(rank, size, count, root=None, send="x", epoch=0, slot=SLOT, line=LINE, direct=False):
+def slots(rank, size, count, root=None, send="x", epoch=0, slot=SLOT_SIZE, line=LINE_SIZE, direct=False):
     """Each rank sums its slice of every segment: k + 1 barriers for k segments, 2 n copied, (p-1)/p n gamma.
 
     Every slot has a share for the slice of each rank, at the same place in every segment. Into its own share a rank
@@ -160,7 +160,7 @@ def slots(rank, size, count, root=None, send="x", epoch=0, slot=SLOT, line=LINE,
 
 
 @algorithm("reduce", name="shared_slots", cost=slots_cost(lambda p: 2), needs={SHARED_MEMORY})
-def slots_reduce(rank, size, count, root=0, send="x", epoch=0, slot=SLOT, line=LINE):
+def slots_reduce(rank, size, count, root=0, send="x", epoch=0, slot=SLOT_SIZE, line=LINE_SIZE):
     """As the allreduce, where only the root gets the sums."""
     yield from slots(rank, size, count, root, send, epoch, slot, line)
 
@@ -178,11 +178,15 @@ def slots_of_blocks(size, block, step):
 
 def scatter_cost(p, n):
     share = -(-n // p)
-    return Cost(barriers=how_many(share, share_of_slot(SLOT, p, LINE)), copied=n + share, reduced=(p - 1) * share)
+    return Cost(
+        barriers=how_many(share, share_of_slot(SLOT_SIZE, p, LINE_SIZE)),
+        copied=n + share,
+        reduced=(p - 1) * share,
+    )
 
 
 @algorithm("reduce_scatter", name="shared_slots", cost=scatter_cost, needs={SHARED_MEMORY})
-def slots_reduce_scatter(rank, size, count, send="x", recv="x", epoch=0, slot=SLOT, line=LINE):
+def slots_reduce_scatter(rank, size, count, send="x", recv="x", epoch=0, slot=SLOT_SIZE, line=LINE_SIZE):
     """Each rank puts what others sum, share q of its slot for rank q's block: a barrier a segment, n copied.
 
     `recv` names where the block goes: its place in x, or the beginning of another buffer.
@@ -208,10 +212,10 @@ def slots_reduce_scatter(rank, size, count, send="x", recv="x", epoch=0, slot=SL
 @algorithm(
     "allgather",
     name="shared_slots",
-    cost=lambda p, n: Cost(barriers=how_many(-(-n // p), SLOT), copied=n),
+    cost=lambda p, n: Cost(barriers=how_many(-(-n // p), SLOT_SIZE), copied=n),
     needs={SHARED_MEMORY},
 )
-def slots_allgather(rank, size, count, send="x", epoch=0, slot=SLOT, line=LINE):
+def slots_allgather(rank, size, count, send="x", epoch=0, slot=SLOT_SIZE, line=LINE_SIZE):
     """Each rank puts its block, the others get it: a barrier a segment, n copied. `send` may hold the block alone."""
     block = blocks(count, size)
     number, segment_of = slots_of_blocks(size, block, slot)
@@ -233,10 +237,10 @@ def slots_allgather(rank, size, count, send="x", epoch=0, slot=SLOT, line=LINE):
 @algorithm(
     "broadcast",
     name="shared_slots",
-    cost=lambda p, n: Cost(barriers=how_many(n, SLOT), copied=n + min(n, SLOT) * (p > 1)),
+    cost=lambda p, n: Cost(barriers=how_many(n, SLOT_SIZE), copied=n + min(n, SLOT_SIZE) * (p > 1)),
     needs={SHARED_MEMORY},
 )
-def slots_broadcast(rank, size, count, root=0, epoch=0, slot=SLOT, line=LINE):
+def slots_broadcast(rank, size, count, root=0, epoch=0, slot=SLOT_SIZE, line=LINE_SIZE):
     """The root puts a segment while the others get the one before: a barrier a segment, n and a segment copied."""
 
     def epoch_of(k):
@@ -257,7 +261,7 @@ def slots_broadcast(rank, size, count, root=0, epoch=0, slot=SLOT, line=LINE):
     cost=lambda p, n: Cost(barriers=2, copied=n / p + n, reduced=(p - 1) * n / p),
     needs={SHARED_MEMORY},
 )
-def arrays(rank, size, count, send="x", line=LINE):
+def arrays(rank, size, count, send="x", line=LINE_SIZE):
     """Each rank sums its slice of all x into all x: 2 barriers, (p-1)/p n gamma, n copied."""
     lo, hi = slices(count, size, line)[rank]
     if send != "x":
@@ -269,7 +273,7 @@ def arrays(rank, size, count, send="x", line=LINE):
 
 
 @algorithm("reduce", name="shared_arrays", cost=slots_cost(lambda p: 1 + 1 / p), needs={SHARED_MEMORY})
-def arrays_reduce(rank, size, count, root=0, send="x", epoch=0, slot=SLOT, line=LINE):
+def arrays_reduce(rank, size, count, root=0, send="x", epoch=0, slot=SLOT_SIZE, line=LINE_SIZE):
     """Each rank sums its slice of all x, read where they are, into its slot, from where the root gets it."""
     yield from slots(rank, size, count, root, send, epoch, slot, line, direct=True)
 
@@ -322,7 +326,7 @@ def two_level_cost(p, n):
         return Cost()
     here, carriers = 2, 2 - p % 2
     inside, ring = scatter_cost(here, n), segmented_cost(-(-p // 2), -(-n // carriers))
-    shared = Cost(barriers=how_many(-(-n // carriers), SLOT), copied=n)
+    shared = Cost(barriers=how_many(-(-n // carriers), SLOT_SIZE), copied=n)
     return Cost(
         carriers * ring.messages,
         carriers * ring.moved,
@@ -333,7 +337,18 @@ def two_level_cost(p, n):
 
 
 @algorithm("allreduce", name="shared_two_level", cost=two_level_cost, needs={COMMUTATIVE, NODES, SHARED_MEMORY})
-def two_level(rank, size, count, nodes=None, send="x", epoch=0, slot=SLOT, line=LINE, segment=SEGMENT, arrays=False):
+def two_level(
+    rank,
+    size,
+    count,
+    nodes=None,
+    send="x",
+    epoch=0,
+    slot=SLOT_SIZE,
+    line=LINE_SIZE,
+    segment=SEGMENT,
+    arrays=False,
+):
     """Sum in the memory of each node, each chunk of x around a ring between nodes, share it in the memory of each node.
 
     2 (M-1)/M n/g elements of a rank cross the network, for M nodes of at least g ranks; without `nodes` there are two

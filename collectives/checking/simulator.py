@@ -44,8 +44,8 @@ from collectives.steps import (
 
 UNSET = None  # scratch nobody has written
 END = object()  # of a rank's rounds, where None is a mistake
-SCRATCH = 1_000_000  # elements of a buffer that nobody has given: what reaches further is taken for a mistake
-ENDLESS = 100_000  # rounds, for schedules of which nobody says how many they need at most
+SCRATCH_SIZE = 1_000_000  # elements of a buffer that nobody has given: what reaches further is taken for a mistake
+MOST_ROUNDS = 100_000  # rounds, for schedules of which nobody says how many they need at most
 
 
 class ScheduleError(AssertionError):
@@ -206,7 +206,7 @@ def simulate(
     program: Callable[[int], Iterable[Round]],
     buffers: list[dict[str, list]],
     synchronous: bool = True,
-    most: int = ENDLESS,
+    most: int = MOST_ROUNDS,
     compute: Callable[[int, Compute, list[list]], list[list]] | None = None,
 ) -> Stats:
     """Run program(rank) for every rank; `buffers` is changed in place.
@@ -389,9 +389,9 @@ class Simulation:
             owner = self.ranks[place.rank]
             held = owner.buffers.setdefault(place.buf, [])
             if place.buf not in owner.given:
-                if place.hi > SCRATCH and isinstance(held, list):
+                if place.hi > SCRATCH_SIZE and isinstance(held, list):
                     broken(
-                        f"{s} reaches to element {place.hi:,} of {place.buf}{of(place, r)}: {SCRATCH:,} are many here"
+                        f"{s} reaches to element {place.hi:,} of {place.buf}{of(place, r)}: {SCRATCH_SIZE:,} are many"
                     )
                 held.extend([UNSET] * (place.hi - len(held)))
             if not 0 <= place.lo <= place.hi <= len(held):

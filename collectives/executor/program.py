@@ -37,7 +37,7 @@ from collectives.steps import (
 
 LONGEST = 1 << 30  # elements in a message: MPI libraries count in 32 bits
 IN_FLIGHT = 8  # sends to one rank that a program begins before it waits for the first of them
-ENDLESS = 1_000_000  # rounds of a rank that are taken for a mistake
+MOST_ROUNDS = 1_000_000  # rounds of a rank that are taken for a mistake
 LANDING = "(landing)"  # the buffer into which operands of reductions are received
 
 
@@ -248,7 +248,7 @@ def live_rounds(rounds: Iterable[Round], rank: int) -> list[list[Step]]:
     for number, steps in enumerate(rounds_of(rank, rounds)):
         if wrong := mistake_in(steps):
             raise TypeError(f"rank {rank}, round {number}: {wrong}")
-        if number >= ENDLESS:
+        if number >= MOST_ROUNDS:
             raise ValueError(f"rank {rank} is in its round {number:,}: the schedule does not end, or run it in parts")
         found.append([s for s in steps if is_live(s)])
     return found

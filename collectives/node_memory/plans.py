@@ -24,10 +24,10 @@ from collectives.node_memory.flags import UNSIGNED, marks_of
 from collectives.node_memory.reduction import operation, sum_into
 from collectives.steps import SLOTS, Barrier, chunk
 
-SLOT = 1 << 19  # bytes of each of a rank's two slots: a segment
-SMALL = 1 << 13  # bytes of a vector that every rank sums itself
-SMALL_PRIVATE = 1 << 14  # the same for an allreduce of private arrays
-ALIGN = 64  # bytes: ranks work on different cache lines
+SLOT_BYTES = 1 << 19  # bytes of each of a rank's two slots: a segment
+SMALL_BYTES = 1 << 13  # bytes of a vector that every rank sums itself
+SMALL_PRIVATE_BYTES = 1 << 14  # the same for an allreduce of private arrays
+LINE_BYTES = 64  # bytes: ranks work on different cache lines
 
 
 # ----------------------------------------------------------------------------------------------- the collectives
@@ -45,7 +45,7 @@ def allreduce(window, send: np.ndarray | None, recv: np.ndarray, op: MPI.Op = MP
     name, _ = operation(op, x.dtype)
     what = f"allreduce({name}, {x.size} {x.dtype})"
     given, options = ({"x": x}, {}) if s is x else ({"x": x, "s": s}, {"send": "s"})
-    through_slots = shared.small if x.nbytes <= SMALL_PRIVATE else shared.slots
+    through_slots = shared.small if x.nbytes <= SMALL_PRIVATE_BYTES else shared.slots
     return one_of(window, what, (through_slots, shared.arrays), {"x": x}, x.size, given, op, around=around, **options)
 
 
@@ -61,7 +61,7 @@ def reduce(
     name, _ = operation(op, s.dtype)
     what = f"reduce({name}, {s.size} {s.dtype}, root {root})"
     given, options = {"x": x, "s": s}, {"send": "s", "root": root}
-    through_slots = shared.small if s.nbytes <= SMALL else shared.slots
+    through_slots = shared.small if s.nbytes <= SMALL_BYTES else shared.slots
     return one_of(
         window, what, (through_slots, shared.arrays_reduce), {"s": s}, s.size, given, op, around=around, **options
     )
@@ -131,7 +131,7 @@ def one_of(window, what, pair, named, count, given, op=None, private=None, aroun
     """
     around = around or {}
     peers = {name: window.peers(array) for name, array in named.items()}
-    if max(array.nbytes for array in named.values()) > SMALL and None not in peers.values():
+    if max(array.nbytes for array in named.values()) > SMALL_BYTES and None not in peers.values():
         return bind(window, what, pair[1], count, given, op, peers=peers, around=around, **options)
     if private is not None:
         after = [private, *around.get("after", ())]
@@ -158,7 +158,7 @@ def bind(window, what, schedule, count, given, op=None, peers=None, around=None,
     size = around.pop("size", window.size)
     array = next((array for array in given.values() if array is not None), None)
     dtype = np.dtype(np.uint8) if array is None else array.dtype
-    options |= {"slot": SLOT // dtype.itemsize, "line": max(1, ALIGN // dtype.itemsize)}
+    options |= {"slot": SLOT_BYTES // dtype.itemsize, "line": max(1, LINE_BYTES // dtype.itemsize)}
     together = dtype == np.float16
     program = compiled(schedule, ranks[window.rank], size, count, together, tuple(options.items()))
     buffers = {name: MPI.buffer(array) for name, array in given.items() if array is not None}

@@ -33,7 +33,7 @@ from collectives.failures.revocation import of_a_death, register, unregister
 from collectives.node_memory import plans
 from collectives.node_memory.files import identity, map_file, open_that
 from collectives.node_memory.flags import Flags, Word
-from collectives.node_memory.plans import SLOT
+from collectives.node_memory.plans import SLOT_BYTES
 from collectives.progress import Calls
 
 __all__ = ["SharedWindow"]
@@ -80,7 +80,7 @@ class SharedWindow:
     flags : Flags
     on_abort : function (exception, place)
         Called with what has ended a call early on this rank.
-    slots : list of uint8 arrays (2, SLOT)
+    slots : list of uint8 arrays (2, SLOT_BYTES)
         Of every rank, the scratch that all see: even and odd.
     epoch : int
         Uses of slots so far: even ones take the even slots.
@@ -114,11 +114,11 @@ class SharedWindow:
             raise
         try:
             self.flags.file = open_together(self.flags, 1)
-            slots = self._map(SHIFT + 2 * SLOT)
+            slots = self._map(SHIFT + 2 * SLOT_BYTES)
         except OSError:
             self.free()
             raise
-        self.slots = [slots[rank][SHIFT : SHIFT + 2 * SLOT].reshape(2, SLOT) for rank in range(self.size)]
+        self.slots = [slots[rank][SHIFT : SHIFT + 2 * SLOT_BYTES].reshape(2, SLOT_BYTES) for rank in range(self.size)]
 
     def abort(self, what: str, error: BaseException, place: str = "") -> None:
         """This rank has ended a call early: no later one can be trusted, here or on another rank."""

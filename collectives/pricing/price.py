@@ -45,7 +45,7 @@ from collectives.steps import (
 SIMULATED_AT_MOST = 4_000_000  # steps; about 10 s
 SIMULATED_ON_TOPOLOGY_AT_MOST = 12_000_000  # steps; about a minute
 SYMMETRIC_FROM = 200_000  # steps on a topology; about a second
-ENDLESS = 4_000_000  # steps of one rank
+MOST_STEPS = 4_000_000  # steps of one rank
 LONG = 1 << 20  # bytes
 
 
@@ -167,9 +167,9 @@ def price(
         )
 
     steps, longest = _steps_in_all(program_of(count), size, trace, name)
-    if longest > ENDLESS and not closed_form:
+    if longest > MOST_STEPS and not closed_form:
         raise ValueError(
-            f"a rank of {name} takes more than {ENDLESS:,} steps, if it ends at all: collectives.check says whether"
+            f"a rank of {name} takes more than {MOST_STEPS:,} steps, if it ends at all: collectives.check says whether"
         )
     most = SIMULATED_ON_TOPOLOGY_AT_MOST if network.topology else SIMULATED_AT_MOST
     rounded = -(-count // size) * size if isinstance(count, int) else count
@@ -257,7 +257,7 @@ def _length(rounds, whose) -> int:
         if wrong := mistake_in(steps):
             raise ValueError(f"{whose}, round {number}: {wrong}")
         total += len(steps) or 1  # a schedule may also yield nothing without end
-        if total > ENDLESS:
+        if total > MOST_STEPS:
             break
     return total
 

@@ -19,7 +19,7 @@ from collectives.executor.memory import array, copying
 from collectives.executor.plan import Plan
 from collectives.executor.program import Program, Programs
 from collectives.failures.revocation import register, unregister
-from collectives.node_memory.plans import ALIGN
+from collectives.node_memory.plans import LINE_BYTES
 from collectives.node_memory.reduction import by_numpy, libraries_differ, sum_into
 from collectives.node_memory.window import SharedWindow
 from collectives.running.nonblocking import tell
@@ -225,7 +225,10 @@ class Planner:
         """
         if self.tag:
             raise ValueError("a nonblocking collective sends messages only: this algorithm names others' buffers")
-        ends = [0, *accumulate(-(-n * extent // ALIGN) * ALIGN for _, n in sorted(program.named.reach.items()))]
+        ends = [
+            0,
+            *accumulate(-(-n * extent // LINE_BYTES) * LINE_BYTES for _, n in sorted(program.named.reach.items())),
+        ]
         if ends[-1] > self.scratch_bytes or not self.scratch:
             self.forget_scratch()
             self.scratch_bytes = max(ends[-1], 2 * self.scratch_bytes)

@@ -268,7 +268,7 @@ def test_a_function_without_yield_is_told_so_by_every_reader():
 
 
 def test_what_does_not_end_is_not_compiled(monkeypatch):
-    monkeypatch.setattr(program, "ENDLESS", 1000)
+    monkeypatch.setattr(program, "MOST_ROUNDS", 1000)
     assert len(live_rounds(itertools.repeat((), 1000), 0)) == 1000
     with pytest.raises(ValueError, match="rank 3 is in its round 1,000: the schedule does not end"):
         live_rounds(itertools.repeat(()), 3)

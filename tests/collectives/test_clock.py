@@ -242,7 +242,7 @@ def test_nodes_are_those_of_the_network_where_none_are_given():
 
 
 def test_what_does_not_end_is_refused(monkeypatch):
-    monkeypatch.setattr(clock, "ENDLESS", 10_000)
+    monkeypatch.setattr(clock, "MOST_STEPS", 10_000)
 
     def nothing(rank, size, count):
         while rank == size - 1:

@@ -122,11 +122,11 @@ def test_many_turns(operation, name, monkeypatch):
     """One turn, two, and more, of short slots."""
     from collectives.algorithms import shared
 
-    monkeypatch.setattr(shared, "SLOT", 1024)
+    monkeypatch.setattr(shared, "SLOT_SIZE", 1024)
     for p in (2, 3, 4, 8):
-        whole = p * shared.share_of_slot(shared.SLOT, p, shared.LINE)
+        whole = p * shared.share_of_slot(shared.SLOT_SIZE, p, shared.LINE_SIZE)
         for k in (1, 2, 5):
-            clock, closed = both(operation, name, p, GAMMA, k * whole, slot=shared.SLOT)
+            clock, closed = both(operation, name, p, GAMMA, k * whole, slot=shared.SLOT_SIZE)
             assert clock == pytest.approx(closed, rel=1e-12), (p, k)
 
 
