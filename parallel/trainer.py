@@ -86,7 +86,7 @@ class DistributedTrainer(Trainer):
         mesh, context = self.mesh, self.ctx.network_context
         self.suspects: list[tuple[int, np.ndarray]] = []  # what was computed when a loss was not finite
         self.pass_.start(mesh, self.network)
-        self.exchange.start(mesh, self.pass_, self.held, self.network, self.optimizer, self.statistics, self.seed)
+        self.exchange.start(mesh, self.pass_, self.held, self.network, self.optimizer, self.buffers, self.seed)
         self.shard, self.p, self.g = self.pass_.shard, self.exchange.p, self.exchange.g
         context.before_layer = self.exchange.fetch
         context.groups |= {name: Ranks(ranks) for name in GROUPS if (ranks := getattr(mesh, name))}
@@ -132,7 +132,7 @@ class DistributedTrainer(Trainer):
                 loss = self.compute_gradients(samples, targets, total, micro, loss if micro.adds else 0.0)
             result = exchange.sum()
         except BaseException:  # ranks that survive the death of another begin this step again
-            self.statistics[:] = self.statistics_before
+            self.buffers[:] = self.buffers_before
             raise
         finally:
             context.on_gradients_ready, context.factors = None, {}
@@ -150,8 +150,8 @@ class DistributedTrainer(Trainer):
     def compute_gradients(self, x: np.ndarray, y: np.ndarray, total: int, micro: Samples, before: float = 0.0) -> float:
         """Gradients of a micro-batch; returns its part of the mean loss and that of those `before` in this addend."""
         batch, exchange = self.ctx.micro_batch, self.exchange
-        if self.statistics.size and not micro.adds:
-            self.statistics[:] = self.statistics_before
+        if self.buffers.size and not micro.adds:
+            self.buffers[:] = self.buffers_before
         batch.step, batch.sample, batch.accumulate = self.steps, micro.first, micro.adds and exchange.adds_up
         batch.total = total
         loss = self.pass_.compute(self, x, y, total, micro, before)
@@ -196,10 +196,10 @@ class DistributedTrainer(Trainer):
             loss, overflowed = float(sums[0]), sums[2] > 0
             agreed = not sums[1] and code.decode(sums[3:]) is not None
         if not agreed:
-            self.statistics[:] = self.statistics_before
+            self.buffers[:] = self.buffers_before
             raise ValueError(disagreement(self.steps, mesh.allgather(total)))
         if buffers is not None:
-            self.statistics[:] = buffers
+            self.buffers[:] = buffers
         return loss, overflowed
 
     def check_open(self) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from nn.analysis.gradcheck import gradcheck
-from nn.core.containers import statistics_of
+from nn.core.containers import buffers_of
 from nn.core.context import LayerContext
 from nn.core.layer import Layer, Shape, ShapeError
 from nn.core.network import Network
@@ -149,7 +149,7 @@ class _Case:
             except ValueError as raised:
                 if "read-only" in str(raised):
                     self.fail("forward or backward writes into x, which others may need: write to a new array")
-                if count == 1 and _has_statistics(self.network):
+                if count == 1 and _has_buffers(self.network):
                     continue  # of one sample there is no variance
                 raise
             if not error < BOUND:
@@ -188,24 +188,24 @@ class _Case:
         """Parts of a batch, in flight together, give what the whole batch gives."""
         for training in (False, True):
             ctx, p = self.context(self.network, training), self.network.layout.views(self.w)
-            statistics = [(array, array.copy()) for array in statistics_of(ctx)]
+            buffers = [(array, array.copy()) for array in buffers_of(ctx)]
             y = self.network.forward(p, self.x, ctx)[0].copy()
             parts, batch = [slice(0, 2), slice(2, SAMPLES)], ctx.micro_batch
             batches = [replace(batch, sample=batch.sample + part.start) for part in parts]
             pieces = []
             for part, one in zip(parts, batches, strict=True):
-                for array, value in statistics:
+                for array, value in buffers:
                     array[...] = value
                 out, saved = self.network.forward(p, self.x[part], ctx, one)
                 pieces.append((out.copy(), saved))
             alike = all(_near(y[part], out, NEAR[np.float64]) for part, (out, _) in zip(parts, pieces, strict=True))
             if alike and training:
                 self.check_sums(ctx, p, y, parts, batches, pieces)
-            elif not alike and (not training or not _has_statistics(self.network)):
+            elif not alike and (not training or not _has_buffers(self.network)):
                 self.fail(
                     f"in {'training' if training else 'evaluation'} the output of a sample depends on the others in "
                     "its batch, so micro-batches and ranks would compute something else. Statistics of a batch need "
-                    "running ones for evaluation (Spec(state=True)); random numbers must come from ctx.random"
+                    "running ones for evaluation (Spec(buffer=True)); random numbers must come from ctx.random"
                 )
 
     def check_sums(self, ctx, p, y, parts, batches, pieces) -> None:
@@ -271,10 +271,10 @@ class _Case:
         return network.forward(network.layout.views(self.w), self.x, ctx)[0].copy()
 
     def trained(self, network: Network) -> Model:
-        statistics = network.state_layout.zeros(network.dtype)
-        network.state_layout.initialize(statistics, self.seed)
+        buffers = network.buffer_layout.zeros(network.dtype)
+        network.buffer_layout.initialize(buffers, self.seed)
         weights = {f"param/{name}": a for name, a in network.layout.items(self.w.astype(network.dtype))}
-        return Model(network, weights | {f"state/{name}": a for name, a in network.state_layout.items(statistics)})
+        return Model(network, weights | {f"state/{name}": a for name, a in network.buffer_layout.items(buffers)})
 
     def check_files(self) -> None:
         """Saved and loaded, it computes the same: its arguments are attributes."""
@@ -311,8 +311,8 @@ def _near(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
     return a.shape == b.shape and bool(np.allclose(a, b, bound, bound * scale, equal_nan=True))
 
 
-def _has_statistics(network: Network) -> bool:
-    return network.state_layout.count > 0
+def _has_buffers(network: Network) -> bool:
+    return network.buffer_layout.count > 0
 
 
 def _shapes(specs: dict) -> dict:

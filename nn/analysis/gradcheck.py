@@ -22,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 
 from nn.core.checks import arrays_in
-from nn.core.containers import Wrapper, statistics_of
+from nn.core.containers import Wrapper, buffers_of
 from nn.core.context import LayerContext, NetworkContext
 from nn.core.layer import Layer
 from nn.core.memory_pool import MemoryPool
@@ -223,12 +223,12 @@ class _Case:
         """Refuse a layer whose backward depends on a forward of other samples that came between."""
         ctx, g = self.ctx, self.noise.copy()
         first, second = replace(ctx.micro_batch), replace(ctx.micro_batch)
-        statistics = [(array, array.copy()) for array in statistics_of(ctx)]
+        buffers = [(array, array.copy()) for array in buffers_of(ctx)]
         _, saved = self.network.forward(self.p, self.x, ctx, first)
         other = self.x[::-1] if len(self.x) > 1 or self.x.dtype.kind != "f" else 0.5 * self.x
         self.network.forward(self.p, np.ascontiguousarray(other), ctx, second)
         gx = self.network.backward(self.p, self.network.layout.views(g), self.upstream.copy(), saved, ctx, first)
-        for array, value in statistics:
+        for array, value in buffers:
             array[...] = value
         if not np.array_equal(g, expected[0], equal_nan=True) or (
             self.moves_x and not np.array_equal(gx, expected[1], equal_nan=True)

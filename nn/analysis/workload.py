@@ -52,7 +52,7 @@ def count(network: Network) -> list[Row]:
     first = _first_layers(network.context())
     rows = []
     for path, layer, in_shape, out_shape in network.layers():
-        trained = [s for s in layer.specs(in_shape)[0].values() if not (s.state or s.tied)]
+        trained = [s for s in layer.specs(in_shape)[0].values() if not (s.buffer or s.tied)]
         weights = sum(math.prod(s.shape) for s in trained if s.decay)
         macs = layer.macs(in_shape)
         rows.append(

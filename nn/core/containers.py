@@ -243,7 +243,7 @@ def _as_before(ctx: LayerContext, seen: MicroBatch):
     """Let layers see the micro-batch as it was, without hooks, and running statistics come out as they went in."""
     context = ctx.network_context
     now = context.micro_batch, context.after_forward
-    state = [(array, array.copy()) for array in statistics_of(ctx)]
+    state = [(array, array.copy()) for array in buffers_of(ctx)]
     context.micro_batch, context.after_forward = seen, None
     try:
         yield
@@ -253,9 +253,9 @@ def _as_before(ctx: LayerContext, seen: MicroBatch):
             array[...] = value
 
 
-def statistics_of(ctx: LayerContext):
+def buffers_of(ctx: LayerContext):
     """All arrays of running statistics at and below a layer."""
     if not ctx.children:
-        yield from vars(ctx.state).values()
+        yield from vars(ctx.buffers).values()
     for child in ctx.children:
-        yield from statistics_of(child)
+        yield from buffers_of(child)

@@ -191,8 +191,8 @@ class LayerContext:
     ----------
     children : tuple of LayerContext
         Of the layers inside, in order.
-    state : views or None
-        Running statistics of this layer.
+    buffers : views or None
+        Of this layer, such as running statistics.
     layer : Layer
     path : str
         Where it is in the network, such as "3" or "2.0".
@@ -215,6 +215,7 @@ class LayerContext:
 
     __slots__ = (
         "arrays",
+        "buffers",
         "children",
         "end",
         "first",
@@ -225,7 +226,6 @@ class LayerContext:
         "network_context",
         "path",
         "shared",
-        "state",
         "unchecked",
     )
 
@@ -235,11 +235,11 @@ class LayerContext:
         layer: Any,
         path: str,
         children: tuple[LayerContext, ...],
-        state: Any,
+        buffers: Any,
         end: int,
     ):
         self.network_context, self.layer, self.path, self.children = network_context, layer, path, children
-        self.state, self.end, self.gradients = state, end, None
+        self.buffers, self.end, self.gradients = buffers, end, None
         self.first = self.may_overwrite_input = self.may_overwrite_grad = self.shared = False
         self.unchecked: Checks | None = None
 

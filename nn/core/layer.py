@@ -85,8 +85,8 @@ class Spec:
         Draws the first value; see nn/initializers.py.
     decay : bool
         Whether weight decay and layer-wise rates apply (no for biases and normalisation).
-    state : bool
-        True for running statistics: kept with the parameters, but not trained.
+    buffer : bool
+        True for running statistics and other state that is kept with the parameters, but not trained.
     tied : str
         Full name, such as "0.W", of the array of an earlier layer that this one **is**: one array and one gradient,
         to which both layers add. It must have this shape, and each of the layers no other parameters.
@@ -97,7 +97,7 @@ class Spec:
     shape: Shape
     init: Initializer
     decay: bool = True
-    state: bool = False
+    buffer: bool = False
     tied: str = ""
     split: Split | None = None
 

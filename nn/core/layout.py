@@ -28,8 +28,8 @@ class Layout:
     ----------
     specs : nested dict
         As `Layer.specs` returns it: names -> Spec for a layer, names -> dict for a container.
-    state : bool
-        Lay out the running statistics instead of the trained parameters.
+    buffers : bool
+        Lay out the buffers (running statistics) instead of the trained parameters.
     borrowed : dict of Spec
         By full name, arrays of layers that are elsewhere, in an earlier stage of a pipeline, for instance: those that a
         layer here is tied to get a place here too.
@@ -66,13 +66,13 @@ class Layout:
     def __init__(
         self,
         specs: dict,
-        state: bool = False,
+        buffers: bool = False,
         borrowed: Mapping[str, Spec] | None = None,
         names: Iterable[str] = (),
         room: Mapping[str, int] | None = None,
     ):
         self._tree = specs
-        self._state, self._room = state, room or {}
+        self._buffers, self._room = buffers, room or {}
         self.specs: dict[str, Spec] = {}
         self.slices: dict[str, slice] = {}
         self.ends: dict[str, int] = {}  # path of a layer -> length of the prefix that holds it and all after it
@@ -83,7 +83,7 @@ class Layout:
         self.own, self.count = self.size, sum(math.prod(spec.shape) for spec in self.specs.values())
         self.borrowed: set[str] = set()
         self.replicas: set[str] = set()
-        if not state:
+        if not buffers:
             owners = {owner for owner, _ in self._ties.values()} - self.specs.keys()
             self._borrow({name: spec for name, spec in (borrowed or {}).items() if name in owners})
             self._tie()
@@ -95,7 +95,7 @@ class Layout:
                 self._place(entry, f"{prefix}{name}.")
             elif entry.tied:
                 self._ties[prefix + name] = entry.tied, entry
-            elif entry.state == self._state:
+            elif entry.buffer == self._buffers:
                 self._add(prefix + name, entry)
         self.ends[prefix[:-1]] = self.size
 
@@ -153,7 +153,7 @@ class Layout:
                 self._collect(entry, f"{prefix}{name}.", inside, found)
             return
         for name, spec in specs.items():
-            if spec.state == self._state:
+            if spec.buffer == self._buffers:
                 found[spec.tied or prefix + name] = getattr(views, name)
 
     def _views(self, tree: dict, prefix: str, flat: dict[str, np.ndarray]):
@@ -161,7 +161,7 @@ class Layout:
             return tuple(self._views(entry, f"{prefix}{name}.", flat) for name, entry in tree.items())
         arrays = {}
         for name, spec in tree.items():
-            if spec.state == self._state:
+            if spec.buffer == self._buffers:
                 arrays[name] = flat[spec.tied or prefix + name].reshape(spec.shape)
         return Views(**arrays)
 

@@ -82,11 +82,11 @@ class Network:
     out_shape, training_shape : tuple of int
         Of the output for one sample, in evaluation and in training: they differ where classifiers inside the network
         help to train it.
-    layout, state_layout : Layout
+    layout, buffer_layout : Layout
         Of trained parameters, and of running statistics.
     whole : Layout
         Of whole parameters, where `layout` is that of a part; otherwise the same.
-    whole_state : Layout
+    whole_buffers : Layout
         The same of running statistics.
 
     Raises
@@ -127,7 +127,7 @@ class Network:
         self.whole = self.layout
         for layer in _all_layers(root):
             layer.fix()
-        self.whole_state = self.state_layout = Layout(self.specs, state=True)
+        self.whole_buffers = self.buffer_layout = Layout(self.specs, buffers=True)
 
     @property
     def precision(self) -> str:
@@ -165,13 +165,13 @@ class Network:
         other.layout = Layout(other.specs, borrowed=parts, names=names, room=room)
         if index:
             other.layout.replicas = {name for name, spec in whole.specs.items() if spec.split is None}
-        other.whole_state = Layout(specs, state=True)
-        other.state_layout = Layout(other.specs, state=True, room=largest(other.whole_state.specs, count))
+        other.whole_buffers = Layout(specs, buffers=True)
+        other.buffer_layout = Layout(other.specs, buffers=True, room=largest(other.whole_buffers.specs, count))
         return other
 
     def context(
         self,
-        state: np.ndarray | None = None,
+        buffers: np.ndarray | None = None,
         seed: int = 0,
         pool: MemoryPool | None = None,
         may_overwrite_grad: bool = False,
@@ -180,7 +180,7 @@ class Network:
 
         Parameters
         ----------
-        state : flat array of `state_layout`, or None
+        buffers : flat array of `buffer_layout`, or None
             Running statistics; made here (and initialised) if not given.
         seed : int
             Of the random streams of layers such as dropout.
@@ -189,24 +189,24 @@ class Network:
         may_overwrite_grad : bool
             Whether backward may overwrite the gy that it is given.
         """
-        if state is None:
-            state = self.state_layout.zeros(self.dtype)
-            self.state_layout.initialize(state, seed)
+        if buffers is None:
+            buffers = self.buffer_layout.zeros(self.dtype)
+            self.buffer_layout.initialize(buffers, seed)
         pool = pool or MemoryPool()
         context = NetworkContext(pool, seed, MixedPrecision(pool) if self.mixed else None, self.dtype)
-        ctx = self._contexts(self.root, "", context, self.state_layout.views(state))
+        ctx = self._contexts(self.root, "", context, self.buffer_layout.views(buffers))
         ctx.first, ctx.may_overwrite_grad = True, may_overwrite_grad
         _plan(self.root, ctx)
         return ctx
 
-    def _contexts(self, layer: Layer, path: str, context: NetworkContext, state) -> LayerContext:
+    def _contexts(self, layer: Layer, path: str, context: NetworkContext, buffers) -> LayerContext:
         prefix = f"{path}." if path else ""
         inside = layer.children().items()
         children = tuple(
             self._contexts(child, prefix + name, context, part)
-            for (name, child), part in zip(inside, state if inside else (), strict=True)
+            for (name, child), part in zip(inside, buffers if inside else (), strict=True)
         )
-        ctx = LayerContext(context, layer, path, children, state, self.layout.ends[path])
+        ctx = LayerContext(context, layer, path, children, buffers, self.layout.ends[path])
         ctx.shared = path in self.layout.shared
         ctx.unchecked = Checks(self.dtype, whole=self.whole is self.layout)
         return ctx
@@ -346,7 +346,7 @@ class Network:
         rows = [("layer", "", "output", "parameters", "MACs")]
         macs = 0
         for path, layer, shape, out in self.layers():
-            own = [spec for spec in layer.specs(shape)[0].values() if not (spec.state or spec.tied)]
+            own = [spec for spec in layer.specs(shape)[0].values() if not (spec.buffer or spec.tied)]
             count = sum(math.prod(spec.shape) for spec in own)
             macs += layer.macs(shape)
             rows.append((path, repr(layer), str(out), f"{count:,}", f"{layer.macs(shape):,}"))

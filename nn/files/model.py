@@ -62,7 +62,7 @@ class Model:
     ----------
     network, about
         As given.
-    flat_parameters, statistics : flat arrays in network.layout and network.state_layout
+    flat_parameters, buffers : flat arrays in network.layout and network.buffer_layout
 
     Raises
     ------
@@ -75,7 +75,7 @@ class Model:
             raise TypeError(f"expected a Network first, given {brief(network)}: nn.Network(layers, in_shape)")
         self.network, self.about = network, dict(about or {})
         self.flat_parameters = network.layout.zeros(network.dtype)
-        self.statistics = network.state_layout.zeros(network.dtype)
+        self.buffers = network.buffer_layout.zeros(network.dtype)
         if isinstance(weights, np.ndarray):
             self._copy_flat(weights)
         elif isinstance(weights, Mapping):
@@ -90,9 +90,9 @@ class Model:
 
     def _copy_flat(self, parameters: np.ndarray) -> None:
         network = self.network
-        if network.state_layout.count:
+        if network.buffer_layout.count:
             raise ValueError(
-                f"{network.name} has running statistics, such as {next(iter(network.state_layout.specs))}: give a "
+                f"{network.name} has running statistics, such as {next(iter(network.buffer_layout.specs))}: give a "
                 "trainer, or the arrays by name, which have them too"
             )
         if parameters.shape != self.flat_parameters.shape or parameters.dtype != network.dtype:
@@ -134,7 +134,7 @@ class Model:
         try:
             ctx = self._idle.pop()
         except IndexError:
-            ctx = self.network.context(self.statistics, pool=MemoryPool())
+            ctx = self.network.context(self.buffers, pool=MemoryPool())
             ctx.micro_batch.training = False
         try:
             yield ctx
@@ -160,7 +160,7 @@ class Model:
     def entries(self) -> Iterator[tuple[str, np.ndarray]]:
         """Iterate over (name, array) of all that was learned, as checkpoints have it: param/2.W, state/1.mean."""
         yield from ((f"param/{name}", array) for name, array in self.named_parameters())
-        yield from ((f"state/{name}", array) for name, array in self.network.state_layout.items(self.statistics))
+        yield from ((f"state/{name}", array) for name, array in self.network.buffer_layout.items(self.buffers))
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return `entries` as a dict; `trainer.load_weights(model)` takes them to train on."""

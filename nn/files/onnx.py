@@ -55,7 +55,7 @@ def _write(model: Model, file: Path, about: Mapping[str, Any]) -> None:
             f"{file}: {network.layout.count:,} parameters are more than the 2 GiB that one ONNX file holds"
         )
     graph = Graph()
-    p, s = network.layout.views(model.flat_parameters), network.state_layout.views(model.statistics)
+    p, s = network.layout.views(model.flat_parameters), network.buffer_layout.views(model.buffers)
     out = nodes_of(network.root, "x", p, s, network.in_shape, graph)
     graph.named(out, "y")
     told = {key: value if isinstance(value, str) else json.dumps(value) for key, value in about.items()}

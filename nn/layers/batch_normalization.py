@@ -71,18 +71,18 @@ class BatchNorm(Layer):
         return {
             "gamma": Spec(shape, self.init, decay=False),
             "beta": Spec(shape, zeros, decay=False),
-            "mean": Spec(shape, zeros, state=True),
-            "var": Spec(shape, ones, state=True),
+            "mean": Spec(shape, zeros, buffer=True),
+            "var": Spec(shape, ones, buffer=True),
         }, in_shape
 
     def forward(self, p, x, ctx):
         features = len(p.gamma)
         rows = _wide(x, features)
-        count, mean, var = None, ctx.state.mean.astype(np.float64), ctx.state.var.astype(np.float64)
+        count, mean, var = None, ctx.buffers.mean.astype(np.float64), ctx.buffers.var.astype(np.float64)
         if ctx.training and (len(x) or self.synchronized):
             count, mean, var = self._moments(rows, x.size // features, features, ctx) or (count, mean, var)
         if count is not None:  # else evaluation; or no samples, of which there is nothing to normalise
-            self._remember(count, mean, var, ctx.state)
+            self._remember(count, mean, var, ctx.buffers)
         scale = 1 / np.sqrt(var + self.eps)
         y = ctx.empty(x.shape, x.dtype)
         slope = p.gamma * scale

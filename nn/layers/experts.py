@@ -145,8 +145,8 @@ class MixtureOfExperts(Layer):
             "B": Spec((E, F, D), EachExpert(self.init)),
         }
         if self.gate == "sigmoid":
-            specs |= {name: Spec((E,), zeros, state=True) for name in ("bias", "load")}
-            specs["step"] = Spec((1,), zeros, state=True)
+            specs |= {name: Spec((E,), zeros, buffer=True) for name in ("bias", "load")}
+            specs["step"] = Spec((1,), zeros, buffer=True)
         return specs, in_shape
 
     def macs(self, in_shape):
@@ -190,7 +190,7 @@ class MixtureOfExperts(Layer):
             slots = slots[self._fits(chosen, positions)[slots]]
         counts = np.bincount(flat[slots], minlength=self.experts)
         if self.gate == "sigmoid" and ctx.training:
-            ctx.state.load += np.bincount(flat, minlength=self.experts)
+            ctx.buffers.load += np.bincount(flat, minlength=self.experts)
         return Routing(z, scores, chosen, weights, slots, counts)
 
     def _fits(self, chosen: np.ndarray, positions: int) -> np.ndarray:
@@ -207,7 +207,7 @@ class MixtureOfExperts(Layer):
         The buffers are, as those of batch normalisation, the mean over the ranks after each step; the load's is
         proportional to the sum.
         """
-        state = ctx.state
+        state = ctx.buffers
         if ctx.training and state.step[0] != ctx.micro_batch.step:
             surplus = state.load * self.experts - state.load.sum()
             surplus[np.abs(surplus) < 1e-5 * state.load.sum()] = 0  # even, but for the rounding of the mean

@@ -106,7 +106,7 @@ class Trainer:
     flat_parameters, gradients : flat arrays in held.layout
     slots : dict of flat arrays
         The optimizer's moments.
-    statistics : flat array in held.state_layout
+    buffers : flat array in held.buffer_layout
         Running statistics, such as batch normalisation's.
     p, g : views
         Parameters and gradients as layers see them.
@@ -143,14 +143,14 @@ class Trainer:
     name, sends, notes = "Trainer", "", ""
     phases = (("compute", "compute_gradients", False), ("update", "update", False))
 
-    flat_parameters, gradients, statistics = map(_buffer, ("_flat_parameters", "_gradients", "_statistics"))
+    flat_parameters, gradients, buffers = map(_buffer, ("_flat_parameters", "_gradients", "_buffers"))
 
     def __init__(self, network: Network, loss: Loss, optimizer: Optimizer, seed: int = 0):
         check_parts(network, loss, optimizer, seed, self.searches)
         self.network, self.loss, self.optimizer, self.seed = network, loss, optimizer, seed
         held = self.held = self.hold(network)
-        self.statistics = held.state_layout.zeros(network.dtype)
-        held.state_layout.initialize(self.statistics, seed)
+        self.buffers = held.buffer_layout.zeros(network.dtype)
+        held.buffer_layout.initialize(self.buffers, seed)
         self.loss_scale = LossScale() if network.mixed else None
         self.make_context()
         # Statistics over all ranks need every rank, one without samples too.
@@ -161,11 +161,11 @@ class Trainer:
         self.total_weight: float | None = None  # of the step's global batch
         self.steps = 0
         self.allocate()
-        self.statistics_before = self.statistics.copy()  # those of the step before, for a batch that goes wrong
+        self.buffers_before = self.buffers.copy()  # those of the step before, for a batch that goes wrong
 
     def make_context(self) -> None:
         """What layers are told about a pass of this trainer."""
-        self.ctx = self.held.context(self.statistics, self.seed, MemoryPool(), may_overwrite_grad=True)
+        self.ctx = self.held.context(self.buffers, self.seed, MemoryPool(), may_overwrite_grad=True)
         self.half, self.lock = self.ctx.network_context.mixed_precision, threading.RLock()
 
     def make_views(self) -> None:
@@ -317,8 +317,8 @@ class Trainer:
 
     def begin_step(self) -> None:
         """Statistics may have to go back to what they are now; nothing is too large yet."""
-        if self.statistics.size:
-            self.statistics_before[:] = self.statistics
+        if self.buffers.size:
+            self.buffers_before[:] = self.buffers
         if self.half:
             self.half.scale, self.half.overflowed = self.loss_scale.scale, False
 
@@ -406,12 +406,12 @@ class Trainer:
         """The update, or none where a number was too large for float16; then the next step begins."""
         try:
             if overflowed:
-                self.statistics[:] = self.statistics_before
+                self.buffers[:] = self.buffers_before
                 self.loss_scale.count_overflow(self.steps)
             else:
                 self.update()
         except BaseException:  # such as a norm that is not finite: nothing was updated
-            self.statistics[:] = self.statistics_before
+            self.buffers[:] = self.buffers_before
             raise
         self.steps += 1
         if self.loss_scale and not overflowed:
@@ -441,9 +441,9 @@ class Trainer:
 
         `computed`: of each micro-batch, the index of its first sample in the global batch, and its samples.
         """
-        self.statistics[:] = self.statistics_before
+        self.buffers[:] = self.buffers_before
         bad = self.first_bad(computed)
-        self.statistics[:] = self.statistics_before  # looking may train
+        self.buffers[:] = self.buffers_before  # looking may train
         return NonFiniteLoss(
             f"step {self.steps}: the loss is {loss}; the first value that is not finite is in "
             f"{bad or 'the loss itself'}. The parameters were not updated. "
@@ -560,7 +560,7 @@ class Trainer:
 
     def running(self) -> Iterator[tuple[str, np.ndarray]]:
         """(name, array) of the running statistics."""
-        yield from ((f"state/{name}", array) for name, array in self.held.state_layout.items(self.statistics))
+        yield from ((f"state/{name}", array) for name, array in self.held.buffer_layout.items(self.buffers))
 
     def entries(self) -> Iterator[tuple[str, np.ndarray]]:
         """`state`, an entry at a time, as a checkpoint is written: a strategy that shards it gathers no more at once.
@@ -692,7 +692,7 @@ def fitting_weights(
         if prefix in ("param", "state") and name in given and given[name].shape == shape:
             state[name] = given[name].astype(dtype)
         elif prefix in ("param", "state"):
-            layout = network.layout if prefix == "param" else network.state_layout
+            layout = network.layout if prefix == "param" else network.buffer_layout
             state[name] = np.broadcast_to(layout.draw(array, seed), shape).astype(dtype)
             new += [array] if prefix == "param" else []
         else:
@@ -726,7 +726,7 @@ def state_kinds(network: Network, slots: Iterable[str]) -> dict[str, tuple[tuple
     kinds = {"steps": ((), np.dtype(int))}
     if network.mixed:
         kinds["loss_scale"] = (3,), np.dtype(np.float64)
-    layouts = {"param": network.layout, "state": network.state_layout}
+    layouts = {"param": network.layout, "state": network.buffer_layout}
     for prefix, layout in (layouts | {f"optimizer/{slot}": network.layout for slot in slots}).items():
         kinds |= {f"{prefix}/{name}": (spec.shape, network.dtype) for name, spec in layout.specs.items()}
     return kinds

@@ -689,7 +689,7 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
     workers = range(ranks)
     if options.strategy_name in SERVED:
         workers, servers = roles(ranks, options.servers, options.server_place)
-        server_slices(network.layout.size + network.state_layout.size, len(servers))
+        server_slices(network.layout.size + network.buffer_layout.size, len(servers))
         if len(servers) > 1 and (options.late or options.reproducible or options.strategy_name == "downpour"):
             virtual_shards.refuse_norms(optimizer)
     if axes.is_pipeline(options):

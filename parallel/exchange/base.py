@@ -91,7 +91,7 @@ class Exchange:
         network: Network,
         undivided: Network,
         optimizer: Optimizer,
-        statistics: np.ndarray,
+        buffers: np.ndarray,
         seed: int,
     ) -> None:
         """Make the buffers, with first values; called once, on all ranks.
@@ -103,7 +103,7 @@ class Exchange:
         self.network, self.undivided, self.optimizer = network, undivided, optimizer
         self.sum_model = mesh.sum_model if mesh.model else None  # over the ranks with the other parts of the network
         self.sum_tensor, self.parts = mesh.sum_tensor, mesh.tensor  # and with the other parts of the same tensors
-        self.statistics, self.seed, self.dtype, self.layout = statistics, seed, network.dtype, network.layout
+        self.buffers, self.seed, self.dtype, self.layout = buffers, seed, network.dtype, network.layout
         self.say: Callable[[str], None] = lambda line: None
         self.allocate()
 
@@ -125,7 +125,7 @@ class Exchange:
         self.p, self.g, self.region = layout.views(self.parameters), layout.views(self.gradients), layout.region()
         if self.mesh.communicator:
             self.mesh.communicator.Bcast(self.parameters, root=0)
-            self.mesh.communicator.Bcast(self.statistics, root=0)
+            self.mesh.communicator.Bcast(self.buffers, root=0)
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -148,7 +148,7 @@ class Exchange:
 
     def tell(self, loss: float, total: int) -> None:
         """The loss of an addend; its statistics are there, too."""
-        self.message.write(loss, total, self.statistics)
+        self.message.write(loss, total, self.buffers)
 
     def add(self) -> None:
         """All gradients of the addend are there."""

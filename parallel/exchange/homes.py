@@ -106,8 +106,8 @@ class PartHomes(Homes):
         super().__init__(mesh, network, exchange)
         held = exchange.network
         layout = held.layout
-        self.specs = held.whole.specs | held.whole_state.specs  # of whole arrays
-        own = [*(name for name in layout.specs if name not in layout.borrowed), *held.state_layout.specs]
+        self.specs = held.whole.specs | held.whole_buffers.specs  # of whole arrays
+        own = [*(name for name in layout.specs if name not in layout.borrowed), *held.buffer_layout.specs]
         mine = own, sorted(layout.borrowed)
         everyone = mesh.pipeline.allgather(mine) if mesh.pipeline else [mine]
         self.home = {name: place for place, (names, _) in enumerate(everyone) for name in names}
@@ -256,8 +256,8 @@ class ServedHomes(PartHomes):
         return chain(self.exchange.fragments(), self._written(self._first_of_line(running)))
 
     def load(self, state, names):
-        statistics = (name for name in self.kinds if name.startswith("state/"))  # of all stages: they come whole
-        found = Homes.load(self, state, {*names, *statistics})
+        buffers = (name for name in self.kinds if name.startswith("state/"))  # of all stages: they come whole
+        found = Homes.load(self, state, {*names, *buffers})
         return cut(self.specs, found, self.mesh.places["tensor"], self.mesh.sizes["tensor"])
 
     digest = Homes.digest

@@ -57,7 +57,7 @@ class LocalUpdate(Exchange):
         """All arrays that this rank's next step depends on."""
         yield self.parameters
         yield from self.slots.values()
-        yield self.statistics
+        yield self.buffers
 
     def synchronize(self) -> None:
         """Make all ranks one, whatever their losses were (collective)."""

@@ -36,8 +36,8 @@ class Master(Exchange):
     def broadcast(self) -> None:
         """The master's parameters and running statistics to all."""
         self.mesh.communicator.Bcast(self.parameters, root=MASTER)
-        if len(self.statistics):
-            self.mesh.communicator.Bcast(self.statistics, root=MASTER)
+        if len(self.buffers):
+            self.mesh.communicator.Bcast(self.buffers, root=MASTER)
 
     def begin(self, step, samples, total, parts):
         self.broadcast()

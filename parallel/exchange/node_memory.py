@@ -270,11 +270,11 @@ class NodeMemory(Exchange):
         if self.window.rank == 0:
             layout.initialize(self.parameters, self.seed)
         self.p, self.g, self.region = layout.views(self.parameters), layout.views(self.gradients), layout.region()
-        self.window.broadcast(self.statistics)()
+        self.window.broadcast(self.buffers)()
         self.meet("the first parameters")
         if self.between:
             self.between.Bcast(self.parameters[self.share], root=0)
-            self.between.Bcast(self.statistics, root=0)
+            self.between.Bcast(self.buffers, root=0)
             self.meet("the first parameters of all nodes")
 
     def begin(self, step, samples, total, parts):

@@ -154,7 +154,7 @@ class Replicas(LocalUpdate):
     def synchronize(self):
         if not self.met:
             self.bring_together()
-        for buffer in (*self.slots.values(), self.statistics):
+        for buffer in (*self.slots.values(), self.buffers):
             if buffer.size:
                 self.mean(buffer)
 

@@ -75,7 +75,7 @@ class Served(Exchange):
         )  # numbers behind every vector: of the message, and whether the update was refused
         rank, servers = mesh.rank, len(self.hosts)
         self.works, self.serves = rank in self.workers, rank in self.hosts
-        self.slices = server_slices(layout.size + network.state_layout.size, servers)
+        self.slices = server_slices(layout.size + network.buffer_layout.size, servers)
         count = self.slices[-1][1]
         self.pushed, self.replica = np.zeros((2, count + self.behind), self.dtype)
         self.parameters, self.gradients = self.replica[: layout.size], self.pushed[: layout.size]
@@ -113,7 +113,7 @@ class Served(Exchange):
     def _forget_vectors(self) -> None:
         """What a rank that only serves has no use for."""
         self.parameters, self.p, self.g = self.held[: self.n], None, None
-        self.summed = StepMessage(self.held[-self.behind : -1], np.zeros_like(self.statistics), self.addends)
+        self.summed = StepMessage(self.held[-self.behind : -1], np.zeros_like(self.buffers), self.addends)
         del self.pushed, self.replica, self.gradients, self.message
 
     def _allocate_sums(self) -> None:
@@ -286,7 +286,7 @@ class Served(Exchange):
     def load(self, state):
         """Each rank takes its own of what the first one is given; of what an encoder keeps, of what it is given."""
         whole = functools.partial(self._whole, state)
-        vector = np.concatenate([whole("param"), whole("state", self.network.state_layout)])
+        vector = np.concatenate([whole("param"), whole("state", self.network.buffer_layout)])
         if self.works:
             self.replica[: -self.behind] = vector
         if self.serves:

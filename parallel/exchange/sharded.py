@@ -122,7 +122,7 @@ class Sharded(Exchange):
     def _allocate_sums(self) -> None:
         """The message, and what sums in another way than by reduce-scatter: a tree for each unit, or coded pieces."""
         head = head_elements(self.addends, self.dtype)
-        self.numbers = np.zeros(head + self.network.state_layout.size, self.dtype)
+        self.numbers = np.zeros(head + self.network.buffer_layout.size, self.dtype)
         self.message = StepMessage(self.numbers[:head], self.numbers[head:], self.addends)
         if not self.pass_.fixed and not self.compressor:
             self.sends = "3, less what need not be gathered again for backward" if self.stage == 3 else "2"

@@ -140,8 +140,8 @@ class Stale(LocalUpdate):
                 self.apply(flight)
             except FloatingPointError:
                 break
-        if self.statistics.size:
-            self.mean(self.statistics)
+        if self.buffers.size:
+            self.mean(self.buffers)
 
     def settle(self):
         self.resume()
@@ -150,8 +150,8 @@ class Stale(LocalUpdate):
         while self.flying:
             if self.land():
                 return True
-        if self.statistics.size:
-            self.mean(self.statistics)
+        if self.buffers.size:
+            self.mean(self.buffers)
         self.settled = True
         return False
 

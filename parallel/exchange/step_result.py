@@ -124,13 +124,13 @@ class StepMessage:
     Parameters
     ----------
     head : array of `head_elements`
-    statistics : flat array in network.state_layout
+    buffers : flat array in network.buffer_layout
         Both are views of what travels.
     addends : int
     """
 
-    def __init__(self, head: np.ndarray, statistics: np.ndarray, addends: int):
-        self.head, self.statistics, self.addends = head, statistics, addends
+    def __init__(self, head: np.ndarray, buffers: np.ndarray, addends: int):
+        self.head, self.buffers, self.addends = head, buffers, addends
         self.code = SizeCode(addends, head.dtype)
 
     @classmethod
@@ -142,14 +142,14 @@ class StepMessage:
     @staticmethod
     def elements(network: Network, addends: int) -> int:
         """Return how many elements a vector has behind its gradients."""
-        return -(-head_elements(addends, network.dtype) // ALIGN) * ALIGN + network.state_layout.size
+        return -(-head_elements(addends, network.dtype) // ALIGN) * ALIGN + network.buffer_layout.size
 
-    def write(self, loss: float, samples: float, statistics: np.ndarray) -> None:
+    def write(self, loss: float, samples: float, buffers: np.ndarray) -> None:
         """Write the numbers of one addend, in a global batch of that size."""
         self.head[:SIZE] = loss, 0
         self.head[SIZE:] = self.code.encode(samples)
-        if statistics.size:
-            self.statistics[:] = statistics
+        if buffers.size:
+            self.buffers[:] = buffers
 
     def set_overflow(self) -> None:
         """Of an addend, after `write`: a value was too large for float16."""
@@ -161,7 +161,7 @@ class StepMessage:
 
     def result(self) -> StepResult:
         """Read the sums over all addends."""
-        mean = self.statistics / self.addends if self.statistics.size else None
+        mean = self.buffers / self.addends if self.buffers.size else None
         return StepResult(self.loss, self.code.decode(self.head[SIZE:]), bool(self.head[OVERFLOW]), mean)
 
 

@@ -94,8 +94,8 @@ class WeirdTrick(Whole):
         )
         self.start_of_convolutions = start
         self.moves = Rounds(self.scheme, self.group, self.shape[-1], ctx)
-        statistics = held.state_layout.items(trainer.statistics)
-        self.statistics = [array for name, array in statistics if int(name.partition(".")[0]) < at]
+        buffers = held.buffer_layout.items(trainer.buffers)
+        self.buffers = [array for name, array in buffers if int(name.partition(".")[0]) < at]
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -155,9 +155,9 @@ class WeirdTrick(Whole):
 
     def mean_statistics(self) -> None:
         """Running statistics of the convolutions' part are the mean of all ranks', as in data parallelism."""
-        if self.statistics:
-            sum_as_one(self.statistics, self.group)
-            for array in self.statistics:
+        if self.buffers:
+            sum_as_one(self.buffers, self.group)
+            for array in self.buffers:
                 array /= self.ranks
 
     # ------------------------------------------------------------------------------------------------ evaluation

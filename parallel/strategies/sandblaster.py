@@ -141,8 +141,8 @@ class Sandblaster(DistributedTrainer):
 
 def refuse_changing(network: Network) -> None:
     """Refuse layers whose outputs change from one evaluation to the next: a line search would follow noise."""
-    if network.state_layout.size:
-        name = next(iter(network.state_layout.specs))
+    if network.buffer_layout.size:
+        name = next(iter(network.buffer_layout.specs))
         raise ValueError(
             f"Sandblaster: {name} of {network.name} moves with every batch, and a line search needs one function: use "
             "layer normalisation in place of batch normalisation"

@@ -37,15 +37,15 @@ def attend(q, k, v, gy, pieces, causal, size):
     running.start(y)
     for at in pieces:
         running.add(k[:, :, at], v[:, :, at], at)
-    statistics = running.finish()
-    running.start_backward(*statistics, y, gy)
+    buffers = running.finish()
+    running.start_backward(*buffers, y, gy)
     gq, gk, gv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     for at in pieces:
         part = np.zeros_like(k[:, :, at]), np.zeros_like(v[:, :, at])
         running.add_backward(k[:, :, at], v[:, :, at], (gq, *part), at)
         gk[:, :, at] += part[0]
         gv[:, :, at] += part[1]
-    lse = statistics[0] + np.log(statistics[1])
+    lse = buffers[0] + np.log(buffers[1])
     return y, lse[..., 0], gq * scale, gk, gv
 
 
@@ -109,8 +109,8 @@ def test_a_block_normalised_alone_would_be_wrong():
     y = np.empty_like(q)
     running.start(y)
     running.add(k[:, :, 4:], v[:, :, 4:], np.arange(4, 8))
-    statistics = running.finish()
-    running.start_backward(*statistics, y, gy)
+    buffers = running.finish()
+    running.start_backward(*buffers, y, gy)
     gq = np.zeros_like(q)
     running.add_backward(k, v, (gq, np.zeros_like(k), np.zeros_like(v)), np.arange(8))
     assert abs(gq / np.sqrt(2) - right).max() > 1e-3

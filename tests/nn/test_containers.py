@@ -27,11 +27,11 @@ class Average(Layer):
     """Counts forward passes in a running statistic and drifts with them, as batch normalisation does."""
 
     def specs(self, in_shape):
-        return {"count": Spec((1,), lambda rng, shape: np.zeros(shape), state=True)}, in_shape
+        return {"count": Spec((1,), lambda rng, shape: np.zeros(shape), buffer=True)}, in_shape
 
     def forward(self, p, x, ctx):
         if ctx.training:
-            ctx.state.count += 1
+            ctx.buffers.count += 1
         return x * 2, None
 
     def backward(self, p, gy, saved, ctx):
@@ -137,7 +137,7 @@ def test_recompute_changes_nothing_but_memory():
     assert np.array_equal(plain.y, again.y) and np.array_equal(plain.gx, again.gx)
     for name in plain.g:
         assert np.array_equal(plain.g[name], again.g[name])
-    assert plain.ctx.children[1].children[3].state.count == again.ctx.children[1].children[3].state.count == 1
+    assert plain.ctx.children[1].children[3].buffers.count == again.ctx.children[1].children[3].buffers.count == 1
     network = again.network
     p, ctx = network.layout.views(network.layout.zeros(np.float64)), network.context()
     _, saved = network.forward(p, sample(), ctx)

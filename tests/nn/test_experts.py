@@ -149,7 +149,7 @@ def test_ties_go_to_the_first_experts():
 def test_a_sigmoid_gate_chooses_by_score_and_bias_and_weighs_by_score():
     layer = nn.MixtureOfExperts(3, 4, 2, 4, gate="sigmoid", auxiliary=0)
     ctx = one_pass(layer, sample((1, 8, 3))).ctx
-    ctx.state.bias[...] = [-0.5, 0.1, 0, 0.9]
+    ctx.buffers.bias[...] = [-0.5, 0.1, 0, 0.9]
     ctx.micro_batch.training = False
     routing = layer.route(np.array([[2.0, 0, 1, -1]]), 1, ctx)
     assert routing.chosen.tolist() == [[3, 2]]
@@ -165,7 +165,7 @@ def test_the_bias_evens_the_load(parts):
     loads, biases = [], []
     for _ in range(80):
         trainer.step(x, np.zeros_like(x), accumulate=parts)
-        state = dict(network.state_layout.items(trainer.statistics))
+        state = dict(network.buffer_layout.items(trainer.buffers))
         loads.append(state["load"].copy())
         biases.append(state["bias"].copy())
     assert np.ptp(loads[0]) > 2 * np.ptp(loads[-1]) and (np.asarray(loads).sum(1) == 16 * 9).all()

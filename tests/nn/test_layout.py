@@ -22,7 +22,7 @@ def numbered(parts):
 TREE = {
     "0": {"W": Spec((3, 5), FIRST), "b": Spec((5,), zeros, decay=False)},
     "1": {},
-    "2": {"0": {"W": Spec((5, 7), FIRST), "mean": Spec((7,), zeros, state=True)}, "1": {"W": Spec((1,), FIRST)}},
+    "2": {"0": {"W": Spec((5, 7), FIRST), "mean": Spec((7,), zeros, buffer=True)}, "1": {"W": Spec((1,), FIRST)}},
     "3": {"W": Spec((17,), FIRST)},
 }
 shapes = st.lists(st.integers(1, 6), max_size=3).map(tuple)
@@ -36,7 +36,7 @@ def test_last_layer_first():
     assert [s.start for s in layout.slices.values()] == [0, 32, 48, 96, 112]
     assert layout.count == 17 + 1 + 35 + 15 + 5
     assert layout.ends == {"3": 32, "2.1": 48, "2.0": 96, "2": 96, "1": 96, "0": 128, "": 128}
-    state = Layout(TREE, state=True)
+    state = Layout(TREE, buffers=True)
     assert list(state.slices) == ["2.0.mean"] and state.count == 7
 
 
@@ -125,7 +125,7 @@ def test_ties():
     assert layout.shared == {"0", "2"}  # layer 3 is the first to write
     views = layout.views(layout.zeros(np.float32))
     assert np.shares_memory(views[0].W, views[2].W) and np.shares_memory(views[0].W, views[3].V)
-    state = Layout({"0": {"W": Spec((3, 5), FIRST)}, "2": {"W": tied}}, state=True)
+    state = Layout({"0": {"W": Spec((3, 5), FIRST)}, "2": {"W": tied}}, buffers=True)
     assert state.size == 0 and state.shared == set()
 
 

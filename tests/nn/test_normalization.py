@@ -34,8 +34,8 @@ def sample(shape, seed=0, scale=2.0, shift=0.5):
 def evaluation(ctx):
     """Evaluation mode, with running statistics that are not those of the start."""
     ctx.micro_batch.training = False
-    ctx.state.mean[...] = np.linspace(-1, 1, len(ctx.state.mean))
-    ctx.state.var[...] = np.linspace(0.5, 3, len(ctx.state.var))
+    ctx.buffers.mean[...] = np.linspace(-1, 1, len(ctx.buffers.mean))
+    ctx.buffers.var[...] = np.linspace(0.5, 3, len(ctx.buffers.var))
 
 
 @pytest.mark.parametrize("layer", WITHIN, ids=repr)
@@ -115,8 +115,8 @@ def test_pytorch_batch(layer, shape):
             (gx, t.grad),
             (gp.gamma, other.weight.grad),
             (gp.beta, other.bias.grad),
-            (ctx.state.mean, other.running_mean),
-            (ctx.state.var, other.running_var),
+            (ctx.buffers.mean, other.running_mean),
+            (ctx.buffers.var, other.running_var),
         ):
             expected = np.moveaxis(theirs.numpy(), 1, -1) if theirs.ndim > 2 else theirs.numpy()
             np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-10)
@@ -170,10 +170,10 @@ def test_large_mean_in_float32(monkeypatch):
     x = sample((64, 8, 8, 4), scale=1.0, shift=3000.0)
     single, double = one_pass(BatchNorm2d(4), x.astype(np.float32)), one_pass(BatchNorm2d(4), x)
     np.testing.assert_allclose(single.y, double.y, atol=2e-3)
-    np.testing.assert_allclose(single.ctx.state.var, double.ctx.state.var, rtol=1e-5)
+    np.testing.assert_allclose(single.ctx.buffers.var, double.ctx.buffers.var, rtol=1e-5)
     monkeypatch.setattr(batch_normalization, "MOSTLY", np.inf)
     careless = one_pass(BatchNorm2d(4), x.astype(np.float32))
-    assert np.abs(careless.ctx.state.var / double.ctx.state.var - 1).max() > 1e-4
+    assert np.abs(careless.ctx.buffers.var / double.ctx.buffers.var - 1).max() > 1e-4
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0, 2.9, 3.1, 30.0])
@@ -181,7 +181,7 @@ def test_variance_in_float32(shift):
     """As good on both sides of where sums are taken about the mean: a mean of three standard deviations."""
     x = sample((64, 8, 8, 4), scale=1.0, shift=shift)
     single, double = one_pass(BatchNorm2d(4), x.astype(np.float32)), one_pass(BatchNorm2d(4), x)
-    np.testing.assert_allclose(single.ctx.state.var, double.ctx.state.var, rtol=2e-6)
+    np.testing.assert_allclose(single.ctx.buffers.var, double.ctx.buffers.var, rtol=2e-6)
     np.testing.assert_allclose(single.gx, double.gx, atol=1e-5 * (1 + shift))
 
 
@@ -189,7 +189,7 @@ def test_one_channel_with_a_large_mean_is_enough():
     """Sums are taken about the mean as soon as any channel needs it."""
     x = sample((64, 8, 8, 4), scale=1.0, shift=[0.0, 0.0, 3000.0, 0.0])
     single, double = one_pass(BatchNorm2d(4), x.astype(np.float32)), one_pass(BatchNorm2d(4), x)
-    np.testing.assert_allclose(single.ctx.state.var, double.ctx.state.var, rtol=1e-5)
+    np.testing.assert_allclose(single.ctx.buffers.var, double.ctx.buffers.var, rtol=1e-5)
 
 
 class Ranks:
@@ -243,8 +243,8 @@ def test_synchronised_over_uneven_ranks_is_one_process(shape):
     for name in ("gamma", "beta"):
         np.testing.assert_allclose(sum(r.g[name] for r in parts), whole.g[name], rtol=1e-11, atol=1e-12)
     for r in parts:
-        np.testing.assert_allclose(r.ctx.state.mean, whole.ctx.state.mean, rtol=1e-12)
-        np.testing.assert_allclose(r.ctx.state.var, whole.ctx.state.var, rtol=1e-12)
+        np.testing.assert_allclose(r.ctx.buffers.mean, whole.ctx.buffers.mean, rtol=1e-12)
+        np.testing.assert_allclose(r.ctx.buffers.var, whole.ctx.buffers.var, rtol=1e-12)
 
 
 def test_more_micro_batches_than_samples_leave_some_empty():
@@ -265,7 +265,7 @@ def test_without_synchronisation_results_differ():
     parts = on_ranks(BatchNorm2d(5), x, whole)
     assert np.abs(np.concatenate([r.y for r in parts]) - whole.y).max() > 0.01
     assert parts[2].y.shape == (0, 3, 2, 5)
-    assert not parts[2].g["gamma"].any() and not parts[2].ctx.state.mean.any()
+    assert not parts[2].g["gamma"].any() and not parts[2].ctx.buffers.mean.any()
     for cut, part in [(cut, part) for cut, part in zip(CUTS, parts, strict=True) if cut.start < cut.stop]:
         alone = one_pass(BatchNorm2d(5), x[cut], gy=whole.gy[cut], w=whole.w)
         np.testing.assert_array_equal(part.gx, alone.gx)
@@ -312,8 +312,8 @@ def test_backward_of_an_older_pass():
 def test_specs():
     specs, out = BatchNorm2d(5, init=zeros).specs((3, 4, 5))
     assert out == (3, 4, 5) and set(specs) == {"gamma", "beta", "mean", "var"}
-    assert specs["mean"].state and specs["var"].state
-    assert not any(spec.decay for name, spec in specs.items() if not spec.state)
+    assert specs["mean"].buffer and specs["var"].buffer
+    assert not any(spec.decay for name, spec in specs.items() if not spec.buffer)
     assert not specs["gamma"].init(np.random.default_rng(0), (5,)).any()
     for layer in WITHIN[:3]:
         assert not any(spec.decay for spec in layer.specs((6,))[0].values())

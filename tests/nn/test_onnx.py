@@ -67,11 +67,11 @@ def test_every_layer_is_the_same_there(tmp_path):
 def test_models_are_the_same_there(spec, tmp_path):
     network = build(spec, MODELS[spec], 5, dtype=np.float64)  # written in float32 all the same
     rng = np.random.default_rng(0)
-    w, s = network.layout.zeros(np.float64), network.state_layout.zeros(np.float64)
+    w, s = network.layout.zeros(np.float64), network.buffer_layout.zeros(np.float64)
     w[:] = 0.05 * rng.standard_normal(len(w))
-    network.state_layout.initialize(s, 0)
+    network.buffer_layout.initialize(s, 0)
     arrays = {f"param/{name}": array for name, array in network.layout.items(w)}
-    model = nn.Model(network, arrays | {f"state/{name}": array for name, array in network.state_layout.items(s)})
+    model = nn.Model(network, arrays | {f"state/{name}": array for name, array in network.buffer_layout.items(s)})
     x = samples(network, 2)
     y = through_onnx(model, tmp_path / "x.onnx", x if network.takes_ids else x.astype(np.float32))
     np.testing.assert_allclose(y, model.predict(x), rtol=1e-3, atol=1e-4)

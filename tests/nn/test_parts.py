@@ -275,7 +275,7 @@ def test_what_cannot_be_cut_is_refused_by_name():
     for split in (Split(2), Split(-1), Split(1, blocks=4), Split(1, blocks=3, units=4), Split(0, blocks=0)):
         with pytest.raises(ShapeError, match=r"shape \(6, 6\) does not consist of what Split"):
             Spec((6, 6), nn.initializers.zeros, split=split)
-    with pytest.raises(ValueError, match="split must be columns or rows"):
+    with pytest.raises(ValueError, match="split must be 'columns' or 'rows'"):
         nn.Linear(3, 3, split="heads")
 
 

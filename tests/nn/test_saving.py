@@ -79,12 +79,12 @@ def every_kind(of=Layer):
 def trained(network, seed=0):
     """All parameters and statistics something that no initializer gives."""
     rng = np.random.default_rng(seed)
-    w, statistics = network.layout.zeros(network.dtype), network.state_layout.zeros(network.dtype)
-    for layout, buffer in ((network.layout, w), (network.state_layout, statistics)):
+    w, buffers = network.layout.zeros(network.dtype), network.buffer_layout.zeros(network.dtype)
+    for layout, buffer in ((network.layout, w), (network.buffer_layout, buffers)):
         for _, array in layout.items(buffer):
             array[...] = rng.uniform(0.1, 0.5, array.shape)
     arrays = {f"param/{name}": array for name, array in network.layout.items(w)}
-    return nn.Model(network, arrays | {f"state/{n}": a for n, a in network.state_layout.items(statistics)})
+    return nn.Model(network, arrays | {f"state/{n}": a for n, a in network.buffer_layout.items(buffers)})
 
 
 def samples(network, count=5):

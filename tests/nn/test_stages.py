@@ -53,7 +53,7 @@ def test_layouts_of_stages_are_the_whole_one(spec):
         assert list(in_order([part.layout for part in parts])) == list(network.layout.slices.items())
         assert sum(part.layout.own for part in parts) == network.layout.size
         assert sum(part.layout.count for part in parts) == network.layout.count
-        assert list(in_order([part.state_layout for part in parts])) == list(network.state_layout.slices.items())
+        assert list(in_order([part.buffer_layout for part in parts])) == list(network.buffer_layout.slices.items())
         assert [part.in_shape for part in parts[1:]] == [part.out_shape for part in parts[:-1]]
         assert parts[-1].out_shape == network.out_shape
 

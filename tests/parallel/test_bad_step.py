@@ -71,7 +71,7 @@ def test_every_strategy(comm):
 
 def test_a_clip_that_finds_no_finite_norm_leaves_running_statistics():
     trainer = nn.Trainer(cnn(synchronized=False), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"](CLIPS[1]))
-    before, parameters = trainer.statistics.copy(), trainer.flat_parameters.copy()
+    before, parameters = trainer.buffers.copy(), trainer.flat_parameters.copy()
 
     backward = trainer.compute_gradients
 
@@ -83,7 +83,7 @@ def test_a_clip_that_finds_no_finite_norm_leaves_running_statistics():
     trainer.compute_gradients = overflow
     with pytest.raises(FloatingPointError, match="the norm of the gradient is inf"):
         trainer.step(*batches("cnn", trainer.shard)[0])
-    assert (trainer.statistics == before).all() and (trainer.flat_parameters == parameters).all()
+    assert (trainer.buffers == before).all() and (trainer.flat_parameters == parameters).all()
 
 
 @pytest.mark.mpi(ranks=3)

@@ -67,7 +67,7 @@ def test_all_ranks_hold_the_same_bits_and_send_fewer_bytes(comm):
             losses = equality.train(many, "mlp")
             assert all(map(math.isfinite, losses))
             many.check_replicas()
-            assert same_everywhere(comm, many.flat_parameters, many.statistics), text
+            assert same_everywhere(comm, many.flat_parameters, many.buffers), text
             alone = many.alone()
             assert alone is None if comm.rank else np.array_equal(alone.flat_parameters, many.flat_parameters), text
             sent, dense = many.bytes_sent().values()

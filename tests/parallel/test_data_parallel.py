@@ -67,7 +67,7 @@ def maker(comm, allreduce="auto", **options):
 
 def alike(comm, trainer):
     """All ranks hold the same bits."""
-    mine = trainer.flat_parameters.tobytes() + trainer.statistics.tobytes()
+    mine = trainer.flat_parameters.tobytes() + trainer.buffers.tobytes()
     assert len(set(comm.allgather(mine))) == 1
     trainer.close()
 
@@ -269,7 +269,7 @@ def test_control_statistics_of_each_rank_alone_differ(comm):
         many = distributed(comm, cnn(synchronized=False), **options)
         train(many, "cnn", 2)  # a rank alone cannot normalise one sample
         assert difference(many.flat_parameters, one.flat_parameters) > 1e-6
-        assert len(set(comm.allgather(many.statistics.tobytes()))) == 1, "replicas keep the same running statistics"
+        assert len(set(comm.allgather(many.buffers.tobytes()))) == 1, "replicas keep the same running statistics"
 
 
 @pytest.mark.mpi(ranks=2)
@@ -347,7 +347,7 @@ def test_in_node_memory_there_is_one_array_of_parameters_and_moments(comm):
         assert array[3] == 7
         comm.Barrier()
     many.check_replicas()
-    many.statistics[0] = comm.rank
+    many.buffers[0] = comm.rank
     with pytest.raises(ReplicaError, match=r"state/1.mean on ranks \[1\]"):
         many.check_replicas()
 
@@ -418,7 +418,7 @@ def test_resume_is_bit_exact_and_portable(comm):
             for batch in batches("cnn", trainer.shard)[3:]:
                 trainer.step(*batch)
         assert first.flat_parameters.tobytes() == again.flat_parameters.tobytes()
-        assert first.statistics.tobytes() == again.statistics.tobytes()
+        assert first.buffers.tobytes() == again.buffers.tobytes()
         assert difference(first.flat_parameters, one.flat_parameters) < 1e-12
         for name, array in one.state_dict().items():
             np.testing.assert_allclose(again.state_dict()[name], array, rtol=1e-9, atol=1e-12, err_msg=name)

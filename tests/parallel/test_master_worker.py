@@ -58,8 +58,8 @@ def test_controls_differ(comm):
     many = make(comm, lambda: cnn(synchronized=False))
     train(many, "cnn", steps=2)
     many.check_replicas()
-    assert np.abs(many.statistics - one.statistics).max() > 1e-6
-    assert len(set(comm.allgather(many.statistics.tobytes()))) == 1
+    assert np.abs(many.buffers - one.buffers).max() > 1e-6
+    assert len(set(comm.allgather(many.buffers.tobytes()))) == 1
 
 
 @pytest.mark.mpi(ranks=3)

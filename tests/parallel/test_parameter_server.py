@@ -131,7 +131,7 @@ def test_bad_layouts_are_refused_by_name():
 def test_as_many_servers_are_refused_before_there_are_ranks_as_by_the_strategy():
     """Running statistics are among what is cut."""
     network = nn.Network(nn.Sequential(nn.BatchNorm1d(3)), (3,))
-    values = network.layout.size + network.state_layout.size
+    values = network.layout.size + network.buffer_layout.size
     most = values // 16
     assert most > network.layout.size // 16
     for servers in most, most + 1:
@@ -226,7 +226,7 @@ def test_controls_differ(comm):
     assert (
         difference(comm.bcast(many.flat_parameters), one_process("cnn", "momentum", steps=2)[0].flat_parameters) > 1e-6
     )
-    kept = comm.allgather(many.statistics.tobytes() if many.exchange.works else None)
+    kept = comm.allgather(many.buffers.tobytes() if many.exchange.works else None)
     assert kept[0] == kept[1], "workers keep the same running statistics"
     if comm.rank == 1:
         many.flat_parameters[3] = np.nextafter(many.flat_parameters[3], 1)

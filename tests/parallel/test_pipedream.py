@@ -29,13 +29,13 @@ def simulate(
     warm_up = [(sum(replicas) - 1 - first[s]) // replicas[s] for s in range(len(parts))]
     w = [part.layout.zeros(network.dtype) for part in parts]
     slots = [{name: part.layout.zeros(network.dtype) for name in optimizer.slots} for part in parts]
-    runs, statistics = [], []
+    runs, buffers = [], []
     for s, part in enumerate(parts):
         part.layout.initialize(w[s], SEED)
-        statistics.append([part.state_layout.zeros(network.dtype) for _ in range(replicas[s])])
-        for each in statistics[s]:
-            part.state_layout.initialize(each, SEED)
-        runs.append([part.context(each, SEED) for each in statistics[s]])
+        buffers.append([part.buffer_layout.zeros(network.dtype) for _ in range(replicas[s])])
+        for each in buffers[s]:
+            part.buffer_layout.initialize(each, SEED)
+        runs.append([part.context(each, SEED) for each in buffers[s]])
         for ctx in runs[s]:
             ctx.network_context.input_gradient = s > 0
 
@@ -82,14 +82,14 @@ def simulate(
             for s, r in enumerate(replicas):
                 if b % r:
                     update(s, rates[b - b % r])
-                mean = sum(statistics[s][1:], statistics[s][0].copy()) / r
-                for each in statistics[s]:
+                mean = sum(buffers[s][1:], buffers[s][0].copy()) / r
+                for each in buffers[s]:
                     each[...] = mean
             b = 0
     state = {}
     for s, part in enumerate(parts):
         state |= {f"param/{name}": array for name, array in part.layout.items(w[s])}
-        state |= {f"state/{name}": array for name, array in part.state_layout.items(statistics[s][0])}
+        state |= {f"state/{name}": array for name, array in part.buffer_layout.items(buffers[s][0])}
     return losses, state
 
 

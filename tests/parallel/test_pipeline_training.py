@@ -90,7 +90,7 @@ def test_micro_batches_of_which_no_rank_has_a_sample_count_for_nothing(comm):
         ]
         for parts, make in makers:
             many = make(cnn(True))
-            found.append((train(many, parts, (4, 3)), many.digest(), many.statistics.tobytes()))
+            found.append((train(many, parts, (4, 3)), many.digest(), many.buffers.tobytes()))
             many.close()
     assert found[:3] == found[3:]
 
@@ -258,7 +258,7 @@ def test_recompute_changes_nothing(comm):
         found = []
         for recompute in False, True:
             many = pipeline(ranks, cnn(), schedule=schedule, micro_batches=4, recompute=recompute)
-            found.append((train(many), many.digest(), many.statistics.tobytes()))
+            found.append((train(many), many.digest(), many.buffers.tobytes()))
             many.close()
         assert found[0] == found[1]
 
@@ -372,11 +372,11 @@ def test_a_bad_step_is_told_on_every_rank_and_changes_nothing(comm):
     many = pipeline(ranks, cnn(), micro_batches=3)
     images = np.random.default_rng(1).random((10, 4, 4, 1))
     many.step(images, y, total)
-    before, statistics = many.digest(), many.statistics.copy()
+    before, buffers = many.digest(), many.buffers.copy()
     images[7, 1, 2, 0] = np.nan
     with pytest.raises(NonFiniteLoss, match=r"is in the input on rank 0 \(samples \[7\] of the batch"):
         many.step(images, y, total)
-    assert many.digest() == before and np.array_equal(many.statistics, statistics)
+    assert many.digest() == before and np.array_equal(many.buffers, buffers)
     many.close()
 
     many = pipeline(ranks, mlp(), micro_batches=3)

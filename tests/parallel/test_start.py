@@ -19,7 +19,7 @@ def test_first_values_are_those_of_rank_0(comm, monkeypatch):
     draw = Layout.draw
     monkeypatch.setattr(Layout, "draw", lambda layout, name, seed: draw(layout, name, seed) + comm.rank // 2)
     control = nn.Trainer(cnn(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
-    assert (control.flat_parameters == want.flat_parameters).all() == (control.statistics == want.statistics).all()
+    assert (control.flat_parameters == want.flat_parameters).all() == (control.buffers == want.buffers).all()
     assert (control.flat_parameters == want.flat_parameters).all() == (comm.rank < 2)
     network = lambda: cnn(synchronized=False)  # reproducible trainers refuse the other
     cases = [{"strategy": "ddp", "node_memory": way} for way in ("on", "off")]
@@ -36,6 +36,6 @@ def test_first_values_are_those_of_rank_0(comm, monkeypatch):
         trainer.check_replicas()
         if getattr(trainer, "works", True):
             np.testing.assert_array_equal(trainer.flat_parameters, want.flat_parameters, err_msg=str(case))
-            np.testing.assert_array_equal(trainer.statistics, want.statistics, err_msg=str(case))
+            np.testing.assert_array_equal(trainer.buffers, want.buffers, err_msg=str(case))
         trainer.close()
         trainer.communicator.release()

@@ -48,15 +48,15 @@ def test_sums_of_codes_show_every_disagreement(dtype):
 def test_a_message_is_read_as_it_was_written():
     network = nn.Network(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), (3,), np.float32)
     vectors = np.zeros((2, StepMessage.elements(network, 2)), np.float32)
-    statistics = np.arange(network.state_layout.size, dtype=np.float32)
+    buffers = np.arange(network.buffer_layout.size, dtype=np.float32)
     for i, vector in enumerate(vectors):
         message = StepMessage.of(vector, 2)
-        message.write(0.25, 12, statistics)
+        message.write(0.25, 12, buffers)
         if i:
             message.set_overflow()
     result = StepMessage.of(vectors.sum(axis=0), 2).result()
     assert result[:3] == (0.5, 12, True)
-    np.testing.assert_array_equal(result.buffers, statistics)
+    np.testing.assert_array_equal(result.buffers, buffers)
 
 
 def test_the_message_names_each_ranks_size():

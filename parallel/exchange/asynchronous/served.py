@@ -119,7 +119,7 @@ class Asynchronous(Served):
         if len(self.hosts) > 1:
             refuse_norms(self.optimizer)
         # As many as where all meet.
-        self.slices = server_slices(layout.size + self.undivided.state_layout.size, len(self.hosts))
+        self.slices = server_slices(layout.size + self.undivided.buffer_layout.size, len(self.hosts))
         self.shares = [slice(lo, max(lo, min(hi, layout.size))) for lo, hi in self.slices]
         self.regions = [layout.region(share.start, share.stop) for share in self.shares]
         self.parameters, self.gradients = own.zeros(self.dtype), own.zeros(self.dtype)
@@ -148,7 +148,7 @@ class Asynchronous(Served):
         self.mesh.communicator.Bcast(whole, root=0)
         self.take(whole)
         if self.works:
-            self.mesh.data.Bcast(self.statistics, root=0)
+            self.mesh.data.Bcast(self.buffers, root=0)
         self.p, self.g = own.views(self.parameters), own.views(self.gradients)
 
     def take(self, whole: np.ndarray) -> None:
@@ -219,7 +219,7 @@ class Asynchronous(Served):
         """Read what the servers have, when all pushes have come; what workers have gathered stays with them."""
         if self.settled or self.looking:
             return False
-        self.looking, self.own_statistics = True, self.statistics.copy()
+        self.looking, self.own_buffers = True, self.buffers.copy()
         if self.works:
             self.worker.pause()
             self.updates = self.worker.copies[0].version if self.worker.copies else 0
@@ -234,7 +234,7 @@ class Asynchronous(Served):
         if not self.looking:
             return
         self.looking = False
-        self.statistics[:] = self.own_statistics
+        self.buffers[:] = self.own_buffers
         if self.serves:
             self.server.resume()
         if self.works:
@@ -251,9 +251,9 @@ class Asynchronous(Served):
         self.sizes.clear()
 
     def _average_statistics(self) -> None:
-        if self.works and self.statistics.size:
-            self.mesh.sum(self.statistics)
-            self.statistics /= len(self.workers)
+        if self.works and self.buffers.size:
+            self.mesh.sum(self.buffers)
+            self.buffers /= len(self.workers)
 
     def settle(self):
         """As for Exchange.

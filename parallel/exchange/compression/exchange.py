@@ -45,7 +45,7 @@ class Compressed(Exchange):
         self.memories = Memories(self.mesh, self.layout, self.compressor.memory, self.compressor.shared, self.dtype)
         self.wire, self.reductions = Wire(self.mesh.communicator, self.parts), 0
         head = head_elements(self.addends, np.float64)
-        self.together = np.zeros(head + len(self.statistics))
+        self.together = np.zeros(head + len(self.buffers))
         self.message = self.summed = StepMessage(self.together[:head], self.together[head:], self.addends)
 
     def sum(self):

@@ -71,9 +71,9 @@ class Together(Whole):
             trainer.ctx.network_context.groups["everyone"] = Ranks(trainer.communicator)
         self.counted = None
         branches_ = dict(branches.elsewhere(held.root))
-        if held.state_layout.size and branches_:  # statistics are those of whoever has the branch
-            self.counted = np.full_like(trainer.statistics, self.knows)
-            for name, array in held.state_layout.items(self.counted):
+        if held.buffer_layout.size and branches_:  # statistics are those of whoever has the branch
+            self.counted = np.full_like(trainer.buffers, self.knows)
+            for name, array in held.buffer_layout.items(self.counted):
                 inside = [away for path, away in branches_.items() if name.startswith(path + ".")]
                 if inside:
                     array[...] = not inside[0]
@@ -106,8 +106,8 @@ class Together(Whole):
         """All ranks of the axis have the outputs; one tells the loss."""
         loss, gz = super().loss(trainer, z, y, total)
         if self.counted is not None:
-            trainer.statistics *= self.counted
-            trainer.ctx.group(self.axis).sum(trainer.statistics)
+            trainer.buffers *= self.counted
+            trainer.ctx.group(self.axis).sum(trainer.buffers)
         return loss if self.knows else 0.0, gz
 
     def in_transit(self):

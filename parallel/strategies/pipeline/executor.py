@@ -57,7 +57,7 @@ class OwnStage:
     network: Network
     p: Any
     g: Any
-    statistics: np.ndarray
+    buffers: np.ndarray
     ctx: LayerContext
     start: int
     line: PipelinePass
@@ -157,18 +157,18 @@ class PipelinePass(whole.Whole):
         self.everyone = trainer.everyone and self.mesh.count > 1  # layers meet other ranks, with samples or without
         outer, child = trainer.ctx.network_context, 0
         mine = self.placement.of(self.rank)
-        start, state = self.held.layout.own, self.held.state_layout.size
+        start, state = self.held.layout.own, self.held.buffer_layout.size
         for number in mine:  # layouts have the last one first
             network = self.placement.networks[number]
-            start, state = start - network.layout.own, state - network.state_layout.size
+            start, state = start - network.layout.own, state - network.buffer_layout.size
             end = child + len(network.root.layers)
-            statistics = trainer.statistics[state : state + network.state_layout.size]
-            ctx = network.context(statistics, trainer.seed, outer.pool)
+            buffers = trainer.buffers[state : state + network.buffer_layout.size]
+            ctx = network.context(buffers, trainer.seed, outer.pool)
             context = ctx.network_context
             context.input_gradient, context.groups = number > 0, outer.groups
             context.mixed_precision, context.before_layer = outer.mixed_precision, outer.before_layer
             p, g = trainer.p[child:end], trainer.g[child:end]
-            self.stages[number] = OwnStage(network, p, g, statistics, ctx, start, self)
+            self.stages[number] = OwnStage(network, p, g, buffers, ctx, start, self)
             child = end
         self._join_ties()
         self._join_terms()

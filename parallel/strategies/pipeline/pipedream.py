@@ -280,7 +280,7 @@ class PipeDreamPass(PipelinePass):
         if step != self.following:  # another state was loaded
             self.losses.clear()
         self.following = step + 1
-        self.before[step] = x, self.trainer.statistics.copy()
+        self.before[step] = x, self.trainer.buffers.copy()
         with self.kept_if_it_fails():
             self.stream.take(x, y, step, total, micro.first, float(trainer.optimizer.lr))
             self.stream.run()
@@ -322,16 +322,16 @@ class PipeDreamPass(PipelinePass):
             self.communicator.Allreduce(MPI.IN_PLACE, bad)
         if bad[0]:
             step = min((step for step, loss in self.losses.items() if not math.isfinite(loss)), default=None)
-            x, trainer.statistics[:] = self.before.get(step, (stream.latest, trainer.statistics))
+            x, trainer.buffers[:] = self.before.get(step, (stream.latest, trainer.buffers))
             trainer.suspects = [(0, x)]
             self.losses.clear()
             self.late = 0.0
         self.before.clear()
-        if self.peers and trainer.statistics.size:
-            self.peers.Allreduce(MPI.IN_PLACE, trainer.statistics)
-            trainer.statistics /= self.peers.size
+        if self.peers and trainer.buffers.size:
+            self.peers.Allreduce(MPI.IN_PLACE, trainer.buffers)
+            trainer.buffers /= self.peers.size
         if bad[0]:
-            trainer.statistics_before[:] = trainer.statistics
+            trainer.buffers_before[:] = trainer.buffers
         return bool(bad[0])
 
     def owed(self):

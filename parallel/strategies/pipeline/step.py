@@ -187,9 +187,9 @@ class Step:
         """What forward kept, computed again where it did not, and the gradient of the output."""
         saved, own = self.kept.pop((action.stage, action.micro_batch))
         if self.line.recompute:
-            statistics = stage.statistics.copy()  # of which this micro-batch is a part already
+            buffers = stage.buffers.copy()  # of which this micro-batch is a part already
             saved = stage.network.forward(self.line.version(stage, action), x, stage.ctx, self.batch(action))[1]
-            stage.statistics[:] = statistics
+            stage.buffers[:] = buffers
         return saved, own if gy is None else gy
 
     def batch(self, action) -> MicroBatch:
