@@ -106,7 +106,6 @@ class DistributedTrainer(Trainer):
     sends = property(lambda self: self.exchange.sends if self.mesh.line is self.mesh else "")  # activations travel, too
     notes = property(lambda self: self.exchange.notes)
     apart = property(lambda self: self.exchange.apart)
-    looking_settles = property(lambda self: self.exchange.looking_settles)
     scattered = property(lambda self: self.mesh.size > 1 and self.homes.scattered)
     on_disk = property(lambda self: self.exchange.offload is not None)
 

@@ -55,9 +55,6 @@ class Exchange:
         Called before a layer is run.
     apart : bool
         Whether ranks make steps of their own, and only `settle` brings them together.
-    looking_settles : str
-        Why it changes training to look at it (an evaluation, the state, a digest, a comparison of replicas) between the
-        ends of epochs; '' where it does not.
     offload : path or None
         A directory in which what is kept lies in memory-mapped files.
     trees : sequence of TreeSum
@@ -73,7 +70,6 @@ class Exchange:
     adds_up = True
     from_first = joins = False
     fetch: Callable | None = None
-    looking_settles = ""
     apart = bad = False
     offload, trees = None, ()
     whole = -1, 0

@@ -103,8 +103,11 @@ def told(many, drained=(2,), sizes=SIZES):
     for step, batch in enumerate(batches(many.network, sizes=sizes)):
         many.optimizer.lr = rate(step)
         found.append(many.step(*batch))
+        seen = many.state_dict()  # which changes nothing, and shows what `settle` does
         if step in drained:
+            many.settle()
             state = many.state_dict()
+            assert all(np.array_equal(array, state[name]) for name, array in seen.items())
     return found, state
 
 
@@ -277,6 +280,8 @@ def test_the_pipeline_stays_full_from_step_to_step(comm):
         assert len(stream().kept) == 2 - comm.rank
     assert stream().given == 4 + 4 + 3
     many.evaluate(batch[0], batch[1])
+    assert len(stream().kept) == 2 - comm.rank
+    many.settle()
     assert stream() is None and many.exchange.stash == {} and many.pass_.in_transit() == 0
     x, y, total = next(batches(mlp()))
     many.step(x, y, total)
@@ -332,6 +337,7 @@ def test_a_checkpoint_in_the_middle_goes_on(comm):
         given = list(batches(resnet()))
         many.step(*given[0])
         many.step(*given[1])
+        many.settle()
         state = many.state_dict()
         again.load_state_dict(state)
         assert many.steps == again.steps == 2
@@ -393,9 +399,72 @@ def test_what_cannot_be(comm):
         dream(comm, cnn(synchronized=True), nn.SGD(0.1), replicas=(2,))
     many = dream(comm, mlp(), nn.SGD(0.1), limit=0.5)
     x, y, total = next(batches(mlp()))
-    with pytest.raises(ValueError, match="step 0: all 10 samples of a batch go through one pipeline, given 9"):
-        many.step(x[:9], y[:9], total)
     if comm.rank == 1:
-        with pytest.raises(TimeoutError, match="rank 1 has waited for rank 0 for the input of network"):
+        with pytest.raises(TimeoutError, match="rank 1 has waited for rank 0 to begin step 0"):
             many.step(x, y, total)
     comm.Barrier()
+
+
+@pytest.mark.mpi(ranks=[3], more=[2, 4])
+def test_all_ranks_refuse_a_batch_of_which_they_were_given_different_sizes(comm):
+    """Whoever is wrong, whoever is late; in the first step, and with mini-batches of others in flight."""
+    x, y, total = next(batches(mlp()))
+    for replicas in (), *REPLICAS[comm.size]:
+        for odd in range(comm.size):
+            for before in 0, 2:
+                many = dream(comm, mlp(), nn.SGD(0.1), mini_batches=2, replicas=replicas, limit=20)
+                for _ in range(before):
+                    many.step(x, y, total)
+                many.settle()
+                digest = many.digest()
+                for _ in range(2 * bool(before)):
+                    many.step(x, y, total)
+                n = 7 if comm.rank == odd else total
+                numbers = "; ".join(f"{size} on rank" for size in ((7, 10) if odd == 0 else (10, 7)))
+                with pytest.raises(ValueError, match=f"step {2 * before}: .*: {numbers.replace('; ', '.*; ')}"):
+                    for _ in range(3):  # the first stages end the step before the last one begins it
+                        many.step(x[:n], y[:n], n)
+                    many.settle()
+                if not before:
+                    assert many.digest() == digest
+                with pytest.raises(RuntimeError, match="a step of this pipeline has failed"):
+                    many.step(x, y, total)
+                many = dream(comm, mlp(), nn.SGD(0.1), mini_batches=2, replicas=replicas, limit=20)
+                wrong = f"step 0: all 10 samples of a batch go through one pipeline, given 9 on rank {odd}"
+                with pytest.raises(ValueError, match=wrong):
+                    for _ in range(3):
+                        n = 9 if comm.rank == odd else total
+                        many.step(x[:n], y[:n], total)
+                    many.settle()
+
+
+@pytest.mark.mpi(ranks=[3], more=[1, 2, 4])
+def test_looking_changes_nothing_and_another_state_leaves_nothing_in_flight(comm):
+    for replicas in (), *REPLICAS[comm.size]:
+        for build, sync in (mlp, False), (resnet, True), (untied, False):
+            found = []
+            for looks in 0, 1:
+                many = dream(
+                    comm, build(), nn.Adam(0.01), mini_batches=5, replicas=replicas, vertical_sync=sync, limit=20
+                )
+                losses = []
+                for step, (x, y, total) in enumerate([*batches(build())] * 2):
+                    many.optimizer.lr = rate(step)
+                    losses.append(many.step(x, y, total))
+                    for _ in range(looks * (1 + step % 2)):
+                        many.evaluate(x, y)
+                        many.check_replicas()
+                        many.digest()
+                losses.append(many.meet(0.0))
+                found.append((losses, many.digest(), many.state_dict()))
+                x, y, total = next(batches(build()))
+                many.step(x, y, total)
+                many.load_state_dict(found[-1][2])
+                assert many.digest() == found[-1][1]
+                many.step(x, y, total)
+                many.settle()
+                found[-1] += many.digest(), many.snapshot()
+                many.close()
+            (losses, digest, state, later, _), others = found[0], found[1]
+            assert losses == others[0] and digest == others[1] and later == others[3] and later != digest
+            assert all(np.array_equal(array, others[2][name]) for name, array in state.items())

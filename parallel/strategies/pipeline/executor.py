@@ -295,10 +295,11 @@ class PipelinePass(whole.Whole):
                 break
         self.tell(min(end, self.all_but_late))
 
-    def wait(self, request: MPI.Request, peer: int, what: str) -> None:
-        """Wait for a message of another rank; it is part of a step's idle time."""
+    def wait(self, request: MPI.Request, peer: int, what: str, check: Callable[[], None] | None = None) -> None:
+        """Wait for a message of another rank; it is part of a step's idle time. `check` as for `wait_for`."""
         ranks = self.trainer.mesh
-        wait_for(request, self.limit, f"rank {ranks.rank} has waited for rank {ranks.rank_at(pipeline=peer)} {what}")
+        who = f"rank {ranks.rank} has waited for rank {ranks.rank_at(pipeline=peer)} {what}"
+        wait_for(request, self.limit, who, check)
 
     # ------------------------------------------------------------------------------------------------ evaluation
 

@@ -21,11 +21,11 @@ ones that have seen no more mini-batches than those that b has met on the first 
 
 So this is not what one process computes, but it is the same every time. A step is the mini-batches of one global batch;
 at its end some are still in flight, and go on with those of the next step (stream.py). A step returns the loss of some
-steps before, which is known by then without waiting (of the first step, as long as there is none). Where all is looked
-at (the end of an epoch, a checkpoint, evaluation) what is in flight comes to its end and is applied, so nothing is
-lost, and the pipeline fills again: of all strategies this is the only one in which looking changes what follows. A
-step's mini-batches are updates at that step's learning rate. Running statistics are each replica's own until then, and
-become their mean.
+steps before, which is known by then without waiting (of the first step, as long as there is none). At the end of an
+epoch, and for a checkpoint (`settle`), what is in flight comes to its end and is applied, so nothing is lost, and the
+pipeline fills again. Looking in between shows the same, on copies of what is in flight, and changes nothing. A step's
+mini-batches are updates at that step's learning rate. Running statistics are each replica's own until then, and become
+their mean.
 
 A loss that is not finite is told as late; neither that mini-batch's gradient nor one after it is applied by a stage.
 Sources: Harlap et al. 2018, Narayanan et al. 2019.
@@ -44,7 +44,7 @@ from nn.core.network import Network
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from nn.training.trainer import OWN, micro_batches
-from parallel.exchange.base import Exchange
+from parallel.exchange.local_update import LocalUpdate
 from parallel.exchange.messages import Buckets, check_bucketing
 from parallel.exchange.step_result import StepResult
 from parallel.mesh import Mesh
@@ -61,7 +61,7 @@ from parallel.trainer import DistributedTrainer
 UPDATES = OWN + "updates/"  # in a checkpoint
 
 
-class Stashed(Exchange):
+class Stashed(LocalUpdate):
     """One stage's parameters, updated after every mini-batch; older versions as long as a mini-batch needs them.
 
     Parameters
@@ -81,13 +81,8 @@ class Stashed(Exchange):
         What the step returns.
     buckets : Buckets or None
         What replicas sum.
-    warned : bool
-        Whether it was said that looking changes training.
     """
 
-    apart = True
-    looking_settles = "mini-batches in flight are applied before anyone can look, and the pipeline fills again"
-    warned = False
     buckets: Buckets | None = None
     phases = (
         ("compute", "compute_gradients", False),
@@ -102,10 +97,6 @@ class Stashed(Exchange):
         super().allocate()
         self.stash: dict[int, tuple[np.ndarray, object]] = {}
         self.made, self.updates, self.loss = np.zeros((), np.int64), 0, 0.0
-
-    def begin(self, step, samples, total, parts):
-        self.total = total
-        return super().begin(step, samples, total, parts)
 
     def empty(self) -> None:
         """Nothing is in flight."""
@@ -155,14 +146,27 @@ class Stashed(Exchange):
         """Every mini-batch has had its own, or will have it."""
 
     def settle(self):
+        self.resume()
+        self.settled = True
         return self.pass_.drain()
 
-    def look(self):
-        """As `settle`, and said once: whoever looks changes what follows."""
-        if self.pass_.stream is not None and not self.warned:
-            self.warned = True
-            self.say(f"PipeDream: looking changes training: {self.looking_settles}")
-        return self.settle()
+    def trained(self):
+        yield from super().trained()
+        yield self.vector
+        yield self.made
+
+    def synchronize(self):
+        in_flight = self.stash, self.updates
+        self.pass_.drain_copy()
+        self.stash, self.updates = in_flight
+
+    def before_load(self):
+        """What was sent arrives (collective): if the other state is taken over, nothing is in flight any more."""
+        self.look()
+
+    def forget(self):
+        super().forget()
+        self.pass_.forget()
 
     def entries(self):
         """Also the updates of each array, so that another cut into stages goes on with them."""
@@ -187,7 +191,8 @@ class Stashed(Exchange):
 
     def close(self):
         """Free what is held beside arrays, once nothing is in flight (collective)."""
-        self.pass_.drain()
+        self.look()
+        self.forget()
         if self.buckets:
             self.buckets.close()
 
@@ -272,8 +277,6 @@ class PipeDreamPass(PipelinePass):
         """The batch's mini-batches come in; returns the loss of some steps before."""
         self.check(x)
         step, exchange = trainer.steps, trainer.exchange
-        if len(x) != total:
-            raise ValueError(f"step {step}: all {total} samples of a batch go through one pipeline, given {len(x)}")
         if self.stream is None:
             (stage,) = self.stages.values()
             self.stream = Stream(self, stage, self.count)
@@ -327,12 +330,34 @@ class PipeDreamPass(PipelinePass):
             self.losses.clear()
             self.late = 0.0
         self.before.clear()
-        if self.peers and trainer.buffers.size:
-            self.peers.Allreduce(MPI.IN_PLACE, trainer.buffers)
-            trainer.buffers /= self.peers.size
+        self.share_buffers()
         if bad[0]:
             trainer.buffers_before[:] = trainer.buffers
         return bool(bad[0])
+
+    def drain_copy(self) -> None:
+        """As `drain`, with copies of what is in flight: the exchange keeps what this overwrites (collective)."""
+        if self.stream is not None:
+            with self.kept_if_it_fails():
+                stream = self.stream.fork()
+                stream.run(to_the_end=True)
+                stream.finish()
+        self.share_buffers()
+
+    def share_buffers(self) -> None:
+        """Buffers become the mean of the replicas'."""
+        if self.peers and self.trainer.buffers.size:
+            self.peers.Allreduce(MPI.IN_PLACE, self.trainer.buffers)
+            self.trainer.buffers /= self.peers.size
+
+    def forget(self) -> None:
+        """What is in flight, and has been seen to arrive, is not needed any more: another state was loaded."""
+        if self.stream is not None:
+            self.count += self.stream.given
+        self.stream, self.late = None, 0.0
+        self.losses.clear()
+        self.before.clear()
+        self.trainer.exchange.empty()
 
     def owed(self):
         late, self.late = self.late, 0.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -231,8 +232,10 @@ def bits(array: np.ndarray) -> np.ndarray:
     return array.view(np.uint16) if array.dtype == np.float16 else array
 
 
-def wait_for(request: MPI.Request, limit: float, who: str) -> None:
+def wait_for(request: MPI.Request, limit: float, who: str, check: Callable[[], None] | None = None) -> None:
     """Wait for a message, letting others work; for so many seconds at most.
+
+    `check` is called again and again meanwhile, and may raise: where the other rank has refused to go on.
 
     Raises
     ------
@@ -243,6 +246,8 @@ def wait_for(request: MPI.Request, limit: float, who: str) -> None:
         return
     clock = Awake()
     while not request.Test():
+        if check:
+            check()
         os.sched_yield()
         if clock.now() > limit:
             raise TimeoutError(f"{who}, for {limit:g} s: has it ended, or does it do another step?")
