@@ -10,8 +10,9 @@ from parallel.passes.dealt import MASTER
 
 
 class Master(Exchange):
-    """Workers have the parameters of the last broadcast, and no moments."""
+    """Workers have the parameters of the last broadcast, and no moments: the state is the master's."""
 
+    from_first = True
     phases = (
         ("scatter", "pass_.take", True),
         ("broadcast", "exchange.broadcast", True),
@@ -73,6 +74,14 @@ class Master(Exchange):
             refused = self.mesh.bcast(refused)
         if refused:
             raise FloatingPointError(refused)
+
+    def check(self, state):
+        return self.mesh.bcast(super().check(state) if self.master else None)
+
+    def load(self, state):
+        if self.master:
+            super().load(state)
+        self.broadcast()
 
     def replicas(self):
         """What the broadcast brings."""

@@ -174,3 +174,20 @@ def test_the_timeline_shows_every_phase_and_the_workers_waiting(comm):
         if min(waited[1:]) > 1.8 * seconds:
             break
     assert min(waited[1:]) > 1.8 * seconds, "workers wait while the master computes the loss"
+
+
+@pytest.mark.mpi(ranks=2)
+def test_the_state_is_the_masters(comm):
+    """Workers return none of it, and need none: they would have no moments, and the parameters of a step before."""
+    many = make(comm, mlp)
+    train(many, "mlp")
+    state = many.state_dict()
+    assert bool(state) == (comm.rank == 0)
+    again = make(comm, mlp)
+    again.load_state_dict(state)
+    assert again.digest() == many.digest()
+    for trainer in many, again:
+        train(trainer, "mlp", steps=2)
+    assert again.digest() == many.digest() and again.steps == many.steps
+    with pytest.raises(ValueError, match="the checkpoint lacks"):
+        again.load_state_dict({})
