@@ -1,6 +1,8 @@
 """How a script finds the packages, or says why it does not (another file of that name, another Python); how it ends."""
 
 import importlib
+import os
+import re
 import sys
 from pathlib import Path
 
@@ -9,7 +11,7 @@ PACKAGES = ("nn", "collectives", "parallel")
 
 def module(name: str):
     """The module of that name; where it cannot be imported, one clear line and exit status 2."""
-    print_every_character()
+    prepare()
     try:
         found = importlib.import_module(name)
         package = sys.modules[name.partition(".")[0]]
@@ -19,6 +21,18 @@ def module(name: str):
     except ImportError as error:
         print(f"error: {reason(error)}", file=sys.stderr)
         sys.exit(2)
+
+
+def prepare() -> None:
+    """What all scripts do first."""
+    print_every_character()
+    sys.argv[1:] = map(expanded, sys.argv[1:])
+
+
+def expanded(argument: str) -> str:
+    """An argument with the home directory for ~, which a shell leaves in --flag=~/file, and who uses none in ~/file."""
+    flag, path = re.fullmatch(r"(--[\w-]+=)?(.*)", argument, re.DOTALL).groups("")
+    return flag + os.path.expanduser(path)
 
 
 def print_every_character() -> None:
@@ -44,7 +58,7 @@ def reason(error: ImportError) -> str:
 
 def run(main):
     """What `main` returns; after Ctrl-C, which is no error and wants no traceback, the exit status of that."""
-    print_every_character()
+    prepare()
     try:
         return main()
     except KeyboardInterrupt:

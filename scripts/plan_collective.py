@@ -171,4 +171,6 @@ def in_words(seconds: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from entry_point import run
+
+    sys.exit(run(main))
