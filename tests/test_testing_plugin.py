@@ -427,6 +427,10 @@ def test_ranks_end_with_their_pytest(tmp_path, number):
             time.sleep(0.02)
         process.send_signal(number)
         assert process.wait(timeout=PATIENCE) != 0
+    left = list(tmp_path.glob("ringprop-ranks-*"))
+    assert bool(left) == (number != signal.SIGINT), "who is killed leaves a directory, which the next one removes"
+    run(tmp_path, "@pytest.mark.mpi(ranks=1)\ndef test_it(comm): pass")
+    assert not list(tmp_path.glob("*ringprop-ranks-*"))
 
 
 def test_mistakes_are_explained(tmp_path):

@@ -66,17 +66,8 @@ _SURVIVE = ("--with-ft", "ulfm", "--mca", "coll", "^han")
 FAULT_TOLERANT, RECORD = "OMPI_MCA_mpi_ft_enable", "RINGPROP_RECORD"
 # The record of such a job: a file of two bytes, which are there from its start, as its disk may be full at its end.
 BEGUN, STATUS, NONE = 0, 1, 255  # where it says whether MPI has started, and the exit status; no status yet
-# Each of its ranks first leaves a file of its number beside the record: who has one, and no process, has died.
-MARK = '{ true > "$0/$OMPI_COMM_WORLD_RANK"; } 2> /dev/null; exec "$@"'
-# The mpiexec of MPICH and Intel MPI gives another status than the rank had: 9 or 255 for one that was killed. There a
-# shell waits for each rank, deaf to what is meant for it; that of the first one that fails leaves number and status.
-TELL = """trap : HUP INT QUIT ABRT USR1 USR2 ALRM TERM
-exec 3>&2 2> /dev/null
-(exec "$@" 2>&3 3>&-)
-status=$?
-[ $status = 0 ] || { set -C; echo "$PMI_RANK $status" > "$0"; }
-exit $status
-"""
+# Starts a rank, where there is something to do before it, or after.
+START = (sys.executable, "-I", "-S", str(Path(__file__).with_name("start_rank.py")))
 JOINS = "RINGPROP_JOINS"  # in a process that takes the place of a lost rank: of how many ranks
 
 
@@ -299,11 +290,11 @@ class Job:
         command = [sys.executable, "-m", "mpi4py", *map(str, args)]
         if self._directory and not _is_open_mpi(mpiexec):
             self._first = self._directory / "first"
-            command = ["sh", "-c", TELL, str(self._first), *command]
+            command = [*START, "tell", str(self._first), *command]
         if survive:
             self._record = self._new_record()
             environment[RECORD] = str(self._record)
-            command = ["sh", "-c", MARK, str(self._record.parent), *command]
+            command = [*START, "mark", str(self._record.parent), *command]
         options = [*no_input, *(_SURVIVE if survive else ())]
         self._keeper = processes.start_keeper(self.name, self._directory, self._lock)
         try:

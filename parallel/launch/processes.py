@@ -66,7 +66,7 @@ def rank_above() -> int | None:
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             if not any(v.startswith(RANK) for v in environment_of(pid)):
                 return None
-            if "/libmpi" in Path(f"/proc/{pid}/maps").read_text():  # a shell between has none
+            if "/libmpi" in Path(f"/proc/{pid}/maps").read_text():  # what starts a rank has none
                 return pid
     return None
 
@@ -113,26 +113,35 @@ def make_directory(job: str) -> tuple[Path, int] | None:
 
     It is a job's as long as somebody holds the lock, or a process of the job runs. None where there is no /dev/shm.
     """
-    path, new = MEMORY / f"{DIRECTORY}{job}", MEMORY / f".{DIRECTORY}{job}"
+    path = MEMORY / f"{DIRECTORY}{job}"
     try:
-        new.mkdir(mode=0o700)
-        lock = os.open(new, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        new.rename(path)  # it has its name when it is locked: nobody takes it for a dead job's
+        return path, make_locked(path)
     except OSError:
         return None
-    return path, lock
 
 
-def sweep() -> None:
-    """Remove the directories of this user's jobs of which nothing runs: launcher and keeper were killed."""
-    for path in MEMORY.glob(f"{DIRECTORY}*"):
+def make_locked(path: Path) -> int:
+    """Make a directory, which `sweep` leaves alone as long as the descriptor that this returns is open."""
+    new = path.with_name(f".{path.name}")
+    new.mkdir(mode=0o700)
+    lock = os.open(new, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    new.rename(path)  # it has its name when it is locked: nobody takes it for a dead job's
+    return lock
+
+
+def sweep(where: Path | None = None, prefix: str = DIRECTORY) -> None:
+    """Remove this user's directories of `make_locked` of which nothing runs: whoever made them was killed.
+
+    Their names are `prefix` and that of a job; `where` is MEMORY unless given.
+    """
+    for path in (where or MEMORY).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # another user's, or just gone
             # Anybody may put anything there: opening a FIFO would wait for ever.
             lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_NONBLOCK)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(lock).st_uid == os.getuid() and not find(path.name.removeprefix(DIRECTORY)):
+                if os.fstat(lock).st_uid == os.getuid() and not find(path.name.removeprefix(prefix)):
                     shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(lock)

@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 
 from collectives.failures.awake import Awake
-from parallel.launch import launcher
+from parallel.launch import launcher, processes
 from parallel.testing import report
 from parallel.testing.mark import DIRECTORY, ranks_of
 from parallel.testing.rank import seconds_without_a_core
 
+DIRECTORIES = "ringprop-ranks-"  # how the names of directories begin in which ranks write logs
 STARTUP = 900.0  # seconds for the ranks to start, import and collect, and to meet before a test
 GRACE = 1.0  # seconds that the other ranks have for their result after one has failed
 FINALIZE = 60.0  # seconds to leave after the last test
@@ -33,7 +34,9 @@ class Launch:
         self.config, self.ranks = item.config, ranks_of(item)
         self.folder, self.tests = item.path.parent, []
         self.files = [other.path for other in item.session.items if self._fits(other)]
-        self.directory = Path(tempfile.mkdtemp(prefix="ranks-"))
+        processes.sweep(Path(tempfile.gettempdir()), DIRECTORIES)  # of those that were killed
+        self.directory = Path(tempfile.gettempdir(), f"{DIRECTORIES}{os.urandom(8).hex()}")
+        self.lock = processes.make_locked(self.directory)
         self.lengths = [0] * self.ranks  # bytes of each log that have been read
         self.clock = Awake()  # a machine that stands still is no test's fault
         self.started = {}  # (rank, node id) -> (time, process, its seconds_without_a_core then)
@@ -188,6 +191,7 @@ class Launch:
 
     def remove(self):
         self.output.close()
+        os.close(self.lock)
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

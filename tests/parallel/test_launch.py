@@ -154,7 +154,7 @@ def test_ranks_say_where_they_are_to_an_mpiexec_that_does_not_listen(monkeypatch
 
 SLOW = """#!/bin/sh
 [ "$1" = --version ] && { echo "mpirun (Open MPI) 5.0.0"; exit; }
-while [ "$1" != sh ]; do shift; done
+until [ "$2" = -I ]; do shift; done
 OMPI_COMM_WORLD_RANK=0 "$@" &
 until [ -e go ]; do sleep 0.05; done
 OMPI_COMM_WORLD_RANK=1 "$@"
@@ -548,3 +548,18 @@ def test_signals_wait_until_mpiexec_can_be_found(number):
             raise KeyError
     finally:
         signal.signal(number, before)
+
+
+def test_what_starts_a_rank_keeps_every_environment_variable_and_tells_its_end(tmp_path):
+    """A shell drops those whose names are no identifiers."""
+    odd = {"with.dot": "1", "BASH_FUNC_f%%": "() { :; }", "a-b": "x y"}
+    code = f"import os, sys; sys.exit(3 + (not {odd!r}.items() <= os.environ.items()))"
+    ranks = {"PMI_RANK": "5", "OMPI_COMM_WORLD_RANK": "5"}
+    for action, path in ("mark", tmp_path), ("tell", tmp_path / "first"):
+        command = [*launcher.START, action, str(path), sys.executable, "-c", code]
+        assert subprocess.run(command, env=os.environ | odd | ranks).returncode == 3
+    assert (tmp_path / "5").read_text() == "" and (tmp_path / "first").read_text() == "5 3\n"
+    kills = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    command = [*launcher.START, "tell", str(tmp_path / "first"), sys.executable, "-c", kills]
+    assert subprocess.run(command, env=os.environ | ranks).returncode == 128 + signal.SIGKILL
+    assert (tmp_path / "first").read_text() == "5 3\n", "the first one counts"
