@@ -11,7 +11,7 @@ help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 train: $(VENV)/.train  ## train a CNN on real handwritten digits on 2 ranks (RANKS=n for others)
-	$(BIN)/python scripts/train.py --ranks $(RANKS) --lr 0.01 --momentum 0.9
+	$(BIN)/python scripts/train.py --ranks $(RANKS)
 
 # Several files at a time: most of a test on ranks is waiting for processes to start, or for each other.
 PYTEST  = $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile

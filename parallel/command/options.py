@@ -116,11 +116,13 @@ class LearningOptions:
     optimizer: str = option(
         "sgd", "update rule", ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb", "lbfgs"), everyday=True
     )
-    lr: float = option(0.1, "learning rate", everyday=True)
+    lr: float = option(
+        0.01, "learning rate (of others than sgd their usual one; sgd without --lr has momentum 0.9)", everyday=True
+    )
     rates: str | None = option(
         None, "factors of --lr by layer, such as 0=0.1,2=0.1 for small steps of those", metavar="LAYER=FACTOR,..."
     )
-    momentum: float = option(0.0, "of SGD, RMSprop and LARS, such as 0.9", everyday=True)
+    momentum: float = option(0.0, "of SGD (0.9 where --lr is not given), RMSprop and LARS", everyday=True)
     nesterov: bool = option(False, "Nesterov's momentum")
     weight_decay: float = option(0.0, "L2 coefficient; biases and normalisation are exempt", everyday=True)
     clip: str | None = option(None, "clip gradients: value:LIMIT, norm:LIMIT (each tensor's), global:LIMIT")

@@ -502,7 +502,7 @@ def test_a_resumed_run_keeps_what_made_its_result(tmp_path, small, refused):
     assert f"given --out {tmp_path}" in refused("--resume", out, "--out", tmp_path)
     before = (out / "config.json").read_text()
     (out / "config.json").write_text(json.dumps(json.loads(before) | {"lr": 0.7}))
-    assert "config.json has --lr 0.7, but that run was made with 0.1: put that back" in refused("--resume", out)
+    assert "config.json has --lr 0.7, but that run was made with 0.01: put that back" in refused("--resume", out)
     (out / "config.json").write_text(before)
     train(*RESUME, out, "--epochs", "4", "--ranks", "2", "--overlap", "poke")
     assert result(out)["epochs"] == 4

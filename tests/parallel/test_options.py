@@ -236,3 +236,14 @@ def test_two_dashes_are_no_value():
         name = f"--{field.name.replace('_', '-')}"
         with pytest.raises(OptionError, match=f"{name} --: expected a value"):
             parse([f"{name}=--"])
+
+
+def test_who_says_nothing_of_the_rate_gets_the_usual_one(tmp_path):
+    """Of SGD with momentum, which rises on the default data where the same rate without jumps up and down."""
+    rate = lambda *words: (parse(list(words)).lr, parse(list(words)).momentum)
+    assert rate() == rate("--strategy", "zero1") == (0.01, 0.9)
+    assert rate("--momentum", "0") == rate("--compress", "dgc") == (0.01, 0)
+    assert rate("--lr", "0.1") == (0.1, 0) and rate("--lr", "0.1", "--momentum", "0.5") == (0.1, 0.5)
+    assert rate("--optimizer", "adam") == (0.001, 0) and rate("--optimizer", "lars") == (1, 0)
+    (tmp_path / "mine.toml").write_text("lr = 0.3\n")
+    assert rate("--config", str(tmp_path / "mine.toml")) == (0.3, 0)
