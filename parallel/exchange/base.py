@@ -144,7 +144,7 @@ class Exchange:
 
     def tell(self, loss: float, total: int) -> None:
         """The loss of an addend; its statistics are there, too."""
-        self.message.write(loss, total, self.buffers)
+        self.message.write(loss, total, self.buffers, float(self.optimizer.lr))
 
     def add(self) -> None:
         """All gradients of the addend are there."""

@@ -35,7 +35,7 @@ from mpi4py.MPI import IN_PLACE, MAX
 from nn.optim.optimizers import SGD
 from nn.training.trainer import OWN
 from parallel.exchange.local_update import LocalUpdate
-from parallel.exchange.step_result import SizeCode, SizeLog, StepResult, late_disagreement
+from parallel.exchange.step_result import AgreementCode, SizeLog, StepResult, late_disagreement
 
 
 class Replicas(LocalUpdate):
@@ -72,7 +72,7 @@ class Replicas(LocalUpdate):
         ranks = np.ones(1)
         if self.sum_model:
             self.sum_model(ranks)
-        self.code = SizeCode(int(ranks[0]), np.float64)  # by which ranks of one replica compare
+        self.code = AgreementCode(int(ranks[0]), np.float64)  # by which ranks of one replica compare
 
     def begin(self, step, samples, total, parts):
         self.met = False
@@ -94,7 +94,7 @@ class Replicas(LocalUpdate):
         loss = own * self.mesh.count if math.isfinite(own) else 0.0
         if (self.since >= self.every or self.far()) and self.meet_replicas():
             loss = math.nan
-        return StepResult(loss, self.total)
+        return StepResult(loss, True)
 
     def move(self) -> None:
         """A step of this replica; of no samples, too, as that of data parallelism has all moments."""
@@ -145,7 +145,7 @@ class Replicas(LocalUpdate):
             return differ
         sums = np.array([differ, *self.code.encode(sizes)])
         self.sum_model(sums)
-        return sums[0] > 0 or self.code.decode(sums[1:]) is None
+        return sums[0] > 0 or not self.code.agree(sums[1:])
 
     def bring_together(self) -> None:
         """Replicas become one, or come closer."""

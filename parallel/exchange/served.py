@@ -165,7 +165,7 @@ class Served(Exchange):
         if self.pieces:
             result = self._sum_of_heads()
             # In a step that is not made, what the method has left out stays as it is.
-            if result.overflowed or result.samples is None or not math.isfinite(result.loss):
+            if result.overflowed or not result.agreed or not math.isfinite(result.loss):
                 return result
         self.push()
         self.refused = None
@@ -199,7 +199,7 @@ class Served(Exchange):
         """Update this server's slice, unless the message forbids it: every server has it, and all do the same."""
         self.held[self.n :] = self.sums[self.n :]  # statistics and message are sums already
         result = StepMessage(self.sums[-self.behind : -1], np.empty(0), self.addends).result()
-        if math.isfinite(result.loss) and not result.overflowed and result.samples is not None:
+        if math.isfinite(result.loss) and not result.overflowed and result.agreed:
             among = self._sum_small if len(self.hosts) > 1 else None
             self.optimizer.update(self.held[: self.n], self.sums[: self.n], self.slots, self.step, self.region, among)
 

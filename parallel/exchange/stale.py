@@ -74,7 +74,7 @@ class Stale(LocalUpdate):
         loss = own * self.mesh.count if math.isfinite(own) else 0.0
         if len(self.flying) > self.delay and self.land():
             loss = math.nan
-        return StepResult(loss, self.total)
+        return StepResult(loss, True)
 
     def update(self):
         """`land` has applied what was due."""
@@ -91,9 +91,10 @@ class Stale(LocalUpdate):
         self.wait(flight)
         self.idle.append(flight)
         result = flight.message.result()
-        if result.samples is None:
+        if not result.agreed:
             self.drop()
-            raise ValueError(disagreement(flight.step, self.mesh.allgather(flight.total)))
+            told = self.mesh.allgather((flight.total, flight.rate))
+            raise ValueError(disagreement(flight.step, *zip(*told, strict=True)))
         if not math.isfinite(result.loss):
             self.drop()
             return True
@@ -134,7 +135,7 @@ class Stale(LocalUpdate):
         for flight in self.flying:
             self.wait(flight)
             result = flight.message.result()
-            if result.samples is None or not math.isfinite(result.loss):  # training will end here
+            if not result.agreed or not math.isfinite(result.loss):  # training will end here
                 break
             try:
                 self.apply(flight)

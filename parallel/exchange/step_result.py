@@ -1,7 +1,7 @@
 """What travels with the gradients and is summed as they are (`StepMessage`), and what a step returns (`StepResult`).
 
-Ranks must be given the same size of the global batch: each divides its gradient by it. Whether they were, every rank
-learns from the same message, before anything is updated (`SizeCode`).
+Ranks must be given the same size of the global batch, by which each divides its gradient, and the same learning rate.
+Whether they were, every rank learns from the same message, before anything is updated (`AgreementCode`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from nn.core.layout import ALIGN
 from nn.core.network import Network
 
-LOSS, OVERFLOW, SIZE = 0, 1, 2  # places in a message's head; the code of the size comes last
+LOSS, OVERFLOW, CODE = 0, 1, 2  # places in a message's head; the code of what ranks agree on comes last
 
 
 class StepResult(NamedTuple):
@@ -26,8 +27,8 @@ class StepResult(NamedTuple):
     ----------
     loss : float
         Mean loss of the global batch; of ranks that train apart, this rank's estimate of it.
-    samples : float or None
-        The size of the global batch; None if ranks were given different ones.
+    agreed : bool
+        Whether all ranks were given one size of the global batch, and one learning rate.
     overflowed : bool
         Whether a value was too large for float16 on any rank.
     buffers : flat array or None
@@ -35,17 +36,18 @@ class StepResult(NamedTuple):
     """
 
     loss: float
-    samples: float | None
+    agreed: bool
     overflowed: bool = False
     buffers: np.ndarray | None = None
 
 
-class SizeCode:
-    """A size of the global batch as numbers whose sum over addends shows whether all are the same.
+class AgreementCode:
+    """A size of the global batch and a learning rate as numbers whose sum over addends shows whether all are the same.
 
-    The bits of the size are digits of the numbers in base addends + 1, so a sum of addends never carries: each digit
-    of the sum counts the addends with that bit. If all have the same size, every digit is 0 or the number of addends;
-    if any two differ, some digit is neither. This is exact in float32 too, as a sum of sizes and of squares is not.
+    The bits of the size, in which those of the rate flip others, are digits of the numbers in base addends + 1, so a
+    sum of addends never carries: each digit of the sum counts the addends with that bit. If all have the same, every
+    digit is 0 or the number of addends; if any two differ, some digit is neither. This is exact in float32 too, as a
+    sum of sizes and of squares is not.
 
     Parameters
     ----------
@@ -57,6 +59,8 @@ class SizeCode:
     ----------
     elements : int
         Numbers of the code: 6 for 3 addends in float32.
+    encoded : (float, float, array)
+        What was encoded last, and its code.
     """
 
     def __init__(self, addends: int, dtype):
@@ -64,23 +68,21 @@ class SizeCode:
         digits = max(1, int((np.finfo(dtype).nmant + 1) / math.log2(addends + 1)))
         self.elements = -(-64 // digits)
         self.powers = (addends + 1.0) ** np.arange(digits)
-        self.encoded: tuple[float, np.ndarray] = math.nan, np.empty(0)
+        self.encoded: tuple[float, float, np.ndarray] = math.nan, 0.0, np.empty(0)
 
-    def encode(self, size: float) -> np.ndarray:
-        """Return the numbers of a size, (elements,) float64; it may be a sum of class weights."""
-        if size != self.encoded[0]:
+    def encode(self, size: float, rate: float = 0.0) -> np.ndarray:
+        """Return the numbers of a size and a rate, (elements,) float64; the size may be a sum of class weights."""
+        if (size, rate) != self.encoded[:2]:
+            first, second = np.unpackbits(np.array([[size], [rate]], np.float64).view(np.uint8), axis=1)
             bits = np.zeros(self.elements * len(self.powers))
-            bits[:64] = np.unpackbits(np.array([size], np.float64).view(np.uint8))
-            self.encoded = size, bits.reshape(self.elements, -1) @ self.powers
-        return self.encoded[1]
+            bits[:64] = first ^ second[::-1]
+            self.encoded = size, rate, bits.reshape(self.elements, -1) @ self.powers
+        return self.encoded[2]
 
-    def decode(self, sums: np.ndarray) -> float | None:
-        """Return the size that all addends agree on; None if they disagree."""
+    def agree(self, sums: np.ndarray) -> bool:
+        """Return whether all addends had the same."""
         counts = (sums.astype(np.float64)[:, None] // self.powers % (self.addends + 1)).reshape(-1)[:64]
-        ones = counts == self.addends
-        if not (ones | (counts == 0)).all():
-            return None
-        return float(np.packbits(ones).view(np.float64)[0])
+        return bool(((counts == self.addends) | (counts == 0)).all())
 
 
 class SizeLog:
@@ -131,7 +133,7 @@ class StepMessage:
 
     def __init__(self, head: np.ndarray, buffers: np.ndarray, addends: int):
         self.head, self.buffers, self.addends = head, buffers, addends
-        self.code = SizeCode(addends, head.dtype)
+        self.code = AgreementCode(addends, head.dtype)
 
     @classmethod
     def of(cls, array: np.ndarray, addends: int) -> StepMessage:
@@ -144,10 +146,10 @@ class StepMessage:
         """Return how many elements a vector has behind its gradients."""
         return -(-head_elements(addends, network.dtype) // ALIGN) * ALIGN + network.buffer_layout.size
 
-    def write(self, loss: float, samples: float, buffers: np.ndarray) -> None:
-        """Write the numbers of one addend, in a global batch of that size."""
-        self.head[:SIZE] = loss, 0
-        self.head[SIZE:] = self.code.encode(samples)
+    def write(self, loss: float, samples: float, buffers: np.ndarray, rate: float = 0.0) -> None:
+        """Write the numbers of one addend, in a global batch of that size, whose gradient is applied at that rate."""
+        self.head[:CODE] = loss, 0
+        self.head[CODE:] = self.code.encode(samples, rate)
         if buffers.size:
             self.buffers[:] = buffers
 
@@ -162,24 +164,29 @@ class StepMessage:
     def result(self) -> StepResult:
         """Read the sums over all addends."""
         mean = self.buffers / self.addends if self.buffers.size else None
-        return StepResult(self.loss, self.code.decode(self.head[SIZE:]), bool(self.head[OVERFLOW]), mean)
+        return StepResult(self.loss, self.code.agree(self.head[CODE:]), bool(self.head[OVERFLOW]), mean)
 
 
 def head_elements(addends: int, dtype) -> int:
     """Return how many elements of a message are in front of the running statistics."""
-    return SIZE + SizeCode(addends, dtype).elements
+    return CODE + AgreementCode(addends, dtype).elements
 
 
-def disagreement(step: int, sizes: list[float]) -> str:
-    """Say which rank was given which size of the global batch; `sizes` in the order of ranks."""
+def disagreement(step: int, sizes: Sequence[float], rates: Sequence[float] = ()) -> str:
+    """Say which rank was given which size of the global batch, or learning rate; both in the order of ranks."""
+    if len(set(sizes)) == 1 and len(set(rates)) > 1:
+        return (
+            f"step {step}: ranks disagree on the learning rate: {listed(rates)}. Nothing was updated; set "
+            "optimizer.lr alike on every rank, in callbacks on all of them and not on the one that writes"
+        )
     return (
         f"step {step}: ranks disagree on the size of the global batch: {listed(sizes)}. Nothing was updated; "
         "give step(x, y, total) the same total on every rank"
     )
 
 
-def listed(sizes: list[float]) -> str:
-    """Say which ranks have which size."""
+def listed(sizes: Sequence[float]) -> str:
+    """Say which ranks have which size, or rate."""
     ranks: dict[float, list[int]] = {}
     for rank, size in enumerate(sizes):
         if not math.isnan(size):  # this rank has not made the step

@@ -5,7 +5,7 @@ import pytest
 from equality import OPTIMIZERS, SEED
 
 import nn
-from parallel.exchange.step_result import SizeCode, StepMessage, disagreement, late_disagreement
+from parallel.exchange.step_result import AgreementCode, StepMessage, disagreement, late_disagreement
 
 STRATEGIES = {  # options of the command line
     "node memory": {},
@@ -30,19 +30,20 @@ STRATEGIES = {  # options of the command line
 def test_sums_of_codes_show_every_disagreement(dtype):
     rng = np.random.default_rng(0)
     for addends in 1, 2, 3, 33, 1000:
-        code = SizeCode(addends, dtype)
+        code = AgreementCode(addends, dtype)
         for size in 1, 3, 64, 2**31 - 1, 4.5, 1e-3:
-            sums = sum(code.encode(size).astype(dtype) for _ in range(addends))
-            assert sums.dtype == dtype and code.decode(sums) == size
-            if addends > 1:
-                for other in size + 1, np.nextafter(size, np.inf), size - 2**-20:
-                    wrong = (sums - code.encode(size) + code.encode(other)).astype(dtype)
-                    assert code.decode(wrong) is None, (addends, size, other)
+            for rate in 0.0, 0.1:
+                sums = sum(code.encode(size, rate).astype(dtype) for _ in range(addends))
+                assert sums.dtype == dtype and code.agree(sums)
+                others = (size + 1, rate), (np.nextafter(size, np.inf), rate), (size - 2**-20, rate)
+                for other in (*others, (size, rate + 0.1), (size, np.nextafter(rate, 1.0))) if addends > 1 else ():
+                    wrong = (sums - code.encode(size, rate) + code.encode(*other)).astype(dtype)
+                    assert not code.agree(wrong), (addends, size, rate, other)
     for _ in range(200):  # the mean of the sizes may be one of them
-        sizes, code = rng.integers(1, 9, 3), SizeCode(3, dtype)
+        sizes, code = rng.integers(1, 9, 3), AgreementCode(3, dtype)
         sums = sum(code.encode(size) for size in sizes).astype(dtype)
-        assert (code.decode(sums) is None) == (len(set(sizes)) > 1)
-    assert SizeCode(3, np.float32).elements == 6
+        assert code.agree(sums) == (len(set(sizes)) == 1)
+    assert AgreementCode(3, np.float32).elements == 6
 
 
 def test_a_message_is_read_as_it_was_written():
@@ -55,7 +56,7 @@ def test_a_message_is_read_as_it_was_written():
         if i:
             message.set_overflow()
     result = StepMessage.of(vectors.sum(axis=0), 2).result()
-    assert result[:3] == (0.5, 12, True)
+    assert result[:3] == (0.5, True, True)
     np.testing.assert_array_equal(result.buffers, buffers)
 
 
@@ -94,6 +95,16 @@ def test_no_rank_updates_where_sizes_differ_though_their_mean_is_one_of_them(com
                 many.step(x, y, 3)
         assert len(set(comm.allgather(str(refused.value)))) == 1, case
         assert (many.flat_parameters == before).all(), case
+        assert np.isfinite(many.step(x, y, 4)), f"{case}: ranks go on together"
+        many.settle()
+        before, steps, rate = many.digest(), many.steps, many.optimizer.lr  # a worker's parameters are a step older
+        many.optimizer.lr = 0.25 if comm.rank == 1 else rate  # as by a callback of that rank alone
+        wrong = rf"step {steps}: .* learning rate: {rate} on ranks 0, 2; 0.25 on rank 1. Nothing was updated"
+        with pytest.raises(ValueError, match=wrong):
+            many.step(x, y, 4)
+            many.step(x, y, 4)
+        assert many.digest() == before, case
+        many.optimizer.lr = rate
         assert np.isfinite(many.step(x, y, 4)), f"{case}: ranks go on together"
         many.close()
 

@@ -213,7 +213,7 @@ class Asynchronous(Served):
         loss = self.told * len(self.workers)
         if broken and self.settle():
             loss = math.nan
-        return StepResult(loss, self.total)
+        return StepResult(loss, True)
 
     def look(self):
         """Read what the servers have, when all pushes have come; what workers have gathered stays with them."""

@@ -52,7 +52,7 @@ class Compressed(Exchange):
         """A step that will not be made leaves what the method keeps as it is."""
         self.wire.allreduce(self.together)
         result = self.summed.result()
-        if math.isfinite(result.loss) and not result.overflowed and result.samples is not None:
+        if math.isfinite(result.loss) and not result.overflowed and result.agreed:
             self.compressor.reduce(self.gradients, self.wire, self.step)
             self.reductions += 1
         return result
