@@ -129,7 +129,7 @@ class DistributedTrainer(Trainer):
             for micro in micro_batches:
                 samples, targets = self.pass_.take(x, y, micro)
                 computed.append((micro.first, samples))
-                loss = self.compute_gradients(samples, targets, total, micro, loss if micro.adds else 0.0)
+                loss = self.compute_gradients(samples, targets, total, micro, loss if micro.accumulate else 0.0)
             result = exchange.sum()
         except BaseException:  # ranks that survive the death of another begin this step again
             self.buffers[:] = self.buffers_before
@@ -150,9 +150,9 @@ class DistributedTrainer(Trainer):
     def compute_gradients(self, x: np.ndarray, y: np.ndarray, total: int, micro: Samples, before: float = 0.0) -> float:
         """Gradients of a micro-batch; returns its part of the mean loss and that of those `before` in this addend."""
         batch, exchange = self.ctx.micro_batch, self.exchange
-        if self.buffers.size and not micro.adds:
+        if self.buffers.size and not micro.accumulate:
             self.buffers[:] = self.buffers_before
-        batch.step, batch.sample, batch.accumulate = self.steps, micro.first, micro.adds and exchange.adds_up
+        batch.step, batch.sample, batch.accumulate = self.steps, micro.first, micro.accumulate and exchange.adds_up
         batch.total = total
         loss = self.pass_.compute(self, x, y, total, micro, before)
         if micro.addend is not None:

@@ -115,7 +115,7 @@ class _Overwriting(Wrapper):
     def backward(self, p, gy, saved, ctx):
         gx, gradients = self.layer.backward(p, gy.copy(), saved, ctx)
         if gradients:
-            ctx.accumulate(gradients)  # as the engine does before it goes on
+            ctx.write_gradients(gradients)  # as the engine does before it goes on
         return (None if gx is None else _spoiled(gx, self.layer.gradient)), {}
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from nn.core.checks import Checks
-from nn.core.gradients import Gradient, Product, accumulate, is_small, zero
+from nn.core.gradients import Gradient, Product, is_small, write_gradient, zero
 from nn.core.memory_pool import MemoryPool
 
 Shape = tuple[int, ...]
@@ -325,7 +325,7 @@ class LayerContext:
         else:
             gx, gradients = self.layer.backward(p, gy, saved, self)
         if gradients:
-            self.accumulate(gradients)
+            self.write_gradients(gradients)
         if context.on_gradients_ready:
             self.defer(context.on_gradients_ready, self.end)
         return gx
@@ -344,29 +344,29 @@ class LayerContext:
         for child, views in zip(self.children, gradients if self.children else (), strict=True):
             child.bind(views)
 
-    def accumulate(self, gradients: dict[str, Gradient]) -> None:
+    def write_gradients(self, gradients: dict[str, Gradient]) -> None:
         """Write a layer's gradients to their places, or add them; now, or when the pass catches up on them."""
         context = self.network_context
         batch, arrays = context.micro_batch, self.arrays
         if batch.deferred is not None:
             for name, gradient in gradients.items():
-                batch.deferred.append((self._accumulate, (arrays[name], name, self._lasting(name, gradient))))
+                batch.deferred.append((self._write, (arrays[name], name, self._lasting(name, gradient))))
         elif context.factors:
             for name, gradient in gradients.items():
-                self._accumulate(arrays[name], name, gradient)
+                self._write(arrays[name], name, gradient)
         else:
-            adds = batch.accumulate or self.shared
+            add = batch.accumulate or self.shared
             for name, gradient in gradients.items():
-                accumulate(arrays[name], gradient, adds, context.pool)
+                write_gradient(arrays[name], gradient, add, context.pool)
 
-    def _accumulate(self, array: np.ndarray, name: str, gradient: Gradient) -> None:
+    def _write(self, array: np.ndarray, name: str, gradient: Gradient) -> None:
         context = self.network_context
         if type(gradient) is Product and gradient.a.ndim == 2:
             take = context.factors.get(f"{self.path}.{name}" if self.path else name)
             if take:
                 take(gradient.a.T, gradient.b)
                 return
-        accumulate(array, gradient, context.micro_batch.accumulate or self.shared, context.pool)
+        write_gradient(array, gradient, context.micro_batch.accumulate or self.shared, context.pool)
 
     def _lasting(self, name: str, gradient: Gradient) -> Gradient:
         """The gradient as it may wait: vectors are made at once, arrays copied, which others may overwrite."""
@@ -377,7 +377,7 @@ class LayerContext:
     def made(self, name: str, gradient: Gradient) -> np.ndarray:
         """Return a gradient of this layer as an array: where what it is made of is overwritten before backward ends."""
         array = np.empty_like(self.arrays[name])
-        accumulate(array, gradient, False, self.network_context.pool)
+        write_gradient(array, gradient, False, self.network_context.pool)
         return array
 
     def zero_gradients(self) -> None:

@@ -4,7 +4,8 @@
 
 A gradient is an array, or what it can be made of: `Product`, `RowSum`, `ScatterAdd`, or a function that adds it to an
 array. So a layer never asks whether gradients are written or added (micro-batches), made now or later (zero-bubble
-pipelines), or not made at all, because another rank multiplies the factors: `LayerContext` decides, `accumulate` does.
+pipelines), or not made at all, because another rank multiplies the factors: `LayerContext` decides, `write_gradient`
+does.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class ScatterAdd:
 Gradient = np.ndarray | Product | RowSum | ScatterAdd | Callable[[np.ndarray], None]
 
 
-def accumulate(array: np.ndarray, gradient: Gradient, adds: bool, pool: MemoryPool) -> None:
-    """Write a gradient to `array`, or add it (`adds`), without allocating memory where that can be avoided."""
+def write_gradient(array: np.ndarray, gradient: Gradient, accumulate: bool, pool: MemoryPool) -> None:
+    """Write a gradient to `array`, or add it (`accumulate`), without allocating memory where that can be avoided."""
     kind = type(gradient)
     if kind is RowSum:  # a product with ones is several times faster than a reduction
         rows = gradient.rows
@@ -67,27 +68,27 @@ def accumulate(array: np.ndarray, gradient: Gradient, adds: bool, pool: MemoryPo
         if array.ndim != a.ndim:
             array = array.reshape(*a.shape[:-1], b.shape[1])
     else:
-        _accumulate(array, gradient, adds, pool)
+        _write_other(array, gradient, accumulate, pool)
         return
-    if adds:
+    if accumulate:
         array += dot(a, b, pool.workspace("product", array.shape, array.dtype))
     else:
         dot(a, b, array)  # for small matrices half the overhead of matmul
 
 
-def _accumulate(array: np.ndarray, gradient: Gradient, adds: bool, pool: MemoryPool) -> None:
-    """As `accumulate`, of what is no product."""
+def _write_other(array: np.ndarray, gradient: Gradient, accumulate: bool, pool: MemoryPool) -> None:
+    """As `write_gradient`, of what is no product."""
     if isinstance(gradient, ScatterAdd):
-        _scatter(array, gradient.ids, gradient.rows, adds, pool)
+        _scatter(array, gradient.ids, gradient.rows, accumulate, pool)
     elif isinstance(gradient, np.ndarray | np.generic):  # a sum of all is a scalar of NumPy's
         if gradient.shape != array.shape:  # NumPy would repeat it, as where squeeze() met a batch of one
             raise ValueError(f"a gradient must have its parameter's shape {array.shape}, given {gradient.shape}")
-        if adds:
+        if accumulate:
             array += gradient
         else:
             array[...] = gradient
     else:
-        if not adds:
+        if not accumulate:
             array[...] = 0
         gradient(array)
 
@@ -107,7 +108,7 @@ def zero(views) -> None:
             zero(part)
 
 
-def _scatter(array: np.ndarray, ids: np.ndarray, rows: np.ndarray, adds: bool, pool: MemoryPool) -> None:
+def _scatter(array: np.ndarray, ids: np.ndarray, rows: np.ndarray, accumulate: bool, pool: MemoryPool) -> None:
     """Sort by id, then sum the rows of each: several times faster than np.add.at."""
     if array.ndim != 2 or rows.shape[-1] != array.shape[1] or rows.size != ids.size * array.shape[1]:
         raise ValueError(
@@ -126,7 +127,7 @@ def _scatter(array: np.ndarray, ids: np.ndarray, rows: np.ndarray, adds: bool, p
     np.take(rows, order, axis=0, out=grouped, mode="clip")
     sums = pool.workspace("sums", (len(starts), rows.shape[1]), rows.dtype)
     np.add.reduceat(grouped, starts, axis=0, out=sums)
-    if adds:
+    if accumulate:
         array[ids[starts]] += sums
     else:
         array[...] = 0

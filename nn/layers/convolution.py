@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from nn.arguments import SIZE, SizePair
-from nn.core.gradients import RowSum, accumulate
+from nn.core.gradients import RowSum, write_gradient
 from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split
 from nn.initializers import he, zeros
 from nn.layers import im2col, winograd, winograd_rows
@@ -163,7 +163,7 @@ class Conv2d(Layer):
         else:  # dLoss/dx first, and the patches once more for the weight
 
             def add_weight_gradient(array: np.ndarray) -> None:
-                accumulate(array, backward(x, gy, None, None, geometry, pool, needs_gx), True, pool)
+                write_gradient(array, backward(x, gy, None, None, geometry, pool, needs_gx), True, pool)
 
             if gx is not None:
                 backward(x, gy, p.W, gx, geometry, pool, needs_gx, weight_gradient=False)

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from nn.arguments import SIZE
-from nn.core.gradients import RowSum, ScatterAdd, accumulate
+from nn.core.gradients import RowSum, ScatterAdd, write_gradient
 from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split
 from nn.initializers import normal
 from nn.registry import register
@@ -113,7 +113,7 @@ class LearnedPositions(Layer):
         if places == len(p.W):
             return (gy if ctx.needs_input_grad else None), {"W": RowSum(gy)}
         gW = np.zeros(p.W.shape, gy.dtype)
-        accumulate(gW[:places], RowSum(gy), False, ctx.network_context.pool)
+        write_gradient(gW[:places], RowSum(gy), False, ctx.network_context.pool)
         return (gy if ctx.needs_input_grad else None), {"W": gW}
 
 

@@ -385,16 +385,16 @@ class Trainer:
         """What a step's loss weighs in the mean over an epoch: its samples, or its total weight."""
         return total if self.total_weight is None else self.total_weight
 
-    def compute_gradients(self, x: np.ndarray, y: np.ndarray, total: int, first: int = 0, adds: bool = False) -> float:
+    def compute_gradients(self, x: np.ndarray, y: np.ndarray, total: int, first: int = 0, accumulate=False) -> float:
         """Gradients of these samples' part of the mean loss into `gradients`; returns that part of the loss.
 
-        `first` is the place of the first one in the global batch; `adds`: to the gradients that are there.
+        `first` is the place of the first one in the global batch; `accumulate`: add to the gradients that are there.
         """
         batch = self.ctx.micro_batch
-        batch.training, batch.step, batch.sample, batch.accumulate = True, self.steps, first, adds
+        batch.training, batch.step, batch.sample, batch.accumulate = True, self.steps, first, accumulate
         batch.total = total
         if not len(x) and not self.everyone:
-            if not adds:
+            if not accumulate:
                 self.gradients[:] = 0
             return 0.0
         z, saved = self.network.forward(self.p, x, self.ctx)

@@ -139,7 +139,7 @@ class Exchange:
 
     def skip(self, micro: Samples | None) -> None:
         """This rank has no samples in this pass."""
-        if micro and not micro.adds:
+        if micro and not micro.accumulate:
             self.gradients[:] = 0
 
     def tell(self, loss: float, total: int) -> None:

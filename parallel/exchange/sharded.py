@@ -191,7 +191,7 @@ class Sharded(Exchange):
             self.at = -1
         if micro is None:
             return None
-        self.adds, self.counts, self.reduced = micro.adds, micro.addend is not None, 0
+        self.accumulate, self.counts, self.reduced = micro.accumulate, micro.addend is not None, 0
         self.passes += 1
         return self.ready if self.stage > 1 else None
 
@@ -217,7 +217,7 @@ class Sharded(Exchange):
         while self.reduced < len(units) and units[self.reduced].stop <= end:
             unit = units[self.reduced]
             self._finish_moving()
-            target = (self.landing if self.adds else self.gradient_shard[unit.at :])[: unit.block]
+            target = (self.landing if self.accumulate else self.gradient_shard[unit.at :])[: unit.block]
             self.moving = self.reduce(self.gradient_buffers.of(unit), unit, target), unit
             self.reduced += 1
         if self.together or self.reduced == len(units):
@@ -247,7 +247,7 @@ class Sharded(Exchange):
             self.moving = None
             if request:
                 request.Wait()
-            if self.adds:
+            if self.accumulate:
                 self.gradient_shard[unit.blocks] += self.landing[: unit.block]
 
     def add(self):

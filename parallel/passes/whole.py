@@ -33,7 +33,7 @@ class Samples(NamedTuple):
         Which of this rank's samples.
     first : int
         Place of the first one in the global batch.
-    adds : bool
+    accumulate : bool
         Whether gradients and loss add to those of the micro-batch before.
     addend : int or None
         With it ends that addend of the sum over all ranks; None where more is to come, or nothing counts.
@@ -41,7 +41,7 @@ class Samples(NamedTuple):
 
     rows: slice
     first: int
-    adds: bool
+    accumulate: bool
     addend: int | None
 
 

@@ -103,12 +103,12 @@ class WeirdTrick(Whole):
         """As Whole. Every rank takes part in every micro-batch, also without samples."""
         context, batch, last = trainer.ctx.network_context, trainer.ctx.micro_batch, micro.addend is not None
         batch.training, batch.pieces, context.on_gradients_ready = True, None, None
-        if not micro.adds:
+        if not micro.accumulate:
             self.buckets.begin()
         pieces, loss = self.moves.samples(len(x), micro.first), 0.0
         if some := any(samples for _, samples in pieces):
             a, saved = self.convolve(context, x)
-            loss, ga = self.rounds(trainer, a, y, total, pieces, micro.adds)
+            loss, ga = self.rounds(trainer, a, y, total, pieces, micro.accumulate)
             context.micro_batch = batch
         if last:
             self.mean_statistics()
@@ -139,13 +139,13 @@ class WeirdTrick(Whole):
             context.mixed_precision.begin(None if half else x, context.micro_batch.training)
         return self.halves[half].forward(self.views[half], x, self.contexts[half])
 
-    def rounds(self, trainer, a, y, total, pieces, adds: bool) -> tuple[float, np.ndarray]:
+    def rounds(self, trainer, a, y, total, pieces, accumulate: bool) -> tuple[float, np.ndarray]:
         """The loss of everybody's activations a, and its gradient with respect to this rank's."""
         context, batch, loss = trainer.ctx.network_context, trainer.ctx.micro_batch, 0.0
         ga = np.zeros(a.shape, a.dtype)
         for number, (one, x, targets) in enumerate(self.moves.moved(a, y, [n for _, n in pieces])):
             samples = [(first + lo, hi - lo) for (first, _), (lo, hi) in zip(pieces, one.rows, strict=True)]
-            context.micro_batch = replace(batch, pieces=samples, accumulate=adds or number > 0)
+            context.micro_batch = replace(batch, pieces=samples, accumulate=accumulate or number > 0)
             z, saved = self.forward(1, x)
             value, gz = trainer.loss(z, targets, trainer.mean_over(total), self.contexts[1])
             loss += value

@@ -96,7 +96,7 @@ def backward(layer, p, g, gy, saved, ctx):
     """dLoss/dx; gradients are written to the arrays g."""
     ctx.bind(Views(**g))
     gx, gradients = layer.backward(p, gy, saved, ctx)
-    ctx.accumulate(gradients)
+    ctx.write_gradients(gradients)
     return gx
 
 

@@ -10,7 +10,7 @@ import copy
 import numpy as np
 
 from nn.core.containers import Wrapper
-from nn.core.gradients import accumulate
+from nn.core.gradients import write_gradient
 from nn.core.layer import Layer
 from nn.core.layout import Views
 from nn.layers.dropout import Dropout, keep_mask
@@ -75,7 +75,7 @@ class ContextLearnedPositions(OfPositions):
         views = Views(W=p.W[: len(self.rows)])
         gx, gradients = self.layer.backward(views, gy, saved, ctx)
         mine, gW = np.empty_like(views.W), np.zeros_like(p.W)
-        accumulate(mine, gradients["W"], False, ctx.network_context.pool)
+        write_gradient(mine, gradients["W"], False, ctx.network_context.pool)
         gW[self.rows] = mine
         return gx, {"W": gW}
 

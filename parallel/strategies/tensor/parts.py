@@ -10,7 +10,7 @@ import copy
 import numpy as np
 
 from nn.core.containers import Wrapper
-from nn.core.gradients import accumulate
+from nn.core.gradients import write_gradient
 from nn.core.layout import Views
 from nn.layers.dropout import Dropout, keep_mask
 from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions, sinusoids
@@ -81,7 +81,7 @@ class SplitPositions(Wrapper):
         lo, hi = self._bounds(ctx)
         gx, gradients = self.layer.backward(Views(W=p.W[lo:hi]), gy, saved, ctx)
         gW = np.zeros_like(p.W)
-        accumulate(gW[lo:hi], gradients["W"], False, ctx.network_context.pool)
+        write_gradient(gW[lo:hi], gradients["W"], False, ctx.network_context.pool)
         return gx, {"W": gW}
 
     def _bounds(self, ctx):
