@@ -604,5 +604,4 @@ plt.show()
 #
 # *Sources: Young 1974 (the interval); Patterson, Gibson, Katz 1988 (RAID).*
 #
-# This was the last notebook. What now? `docs/` describes the architecture; `scripts/train.py --help` has all that you
-# have learned behind one command; and every schedule that you can write in a dozen lines, the readers can check.
+# Next: `17_networks.py`. What do the links under all this do when several messages need them at once?

@@ -38,10 +38,13 @@ def arguments(about: str) -> list[str]:
     return sys.argv[1:]
 
 
-def in_lab(suite: str, given: Sequence, hosts: int, rate: int, slots: int = 1, options: Sequence = ()) -> dict:
+def in_lab(
+    suite: str, given: Sequence, hosts: int, rate: int, slots: int = 1, options: Sequence = (), trunk: int | None = None
+) -> dict:
     """What a suite's file tells when it is started with `given` on the hosts of a lab (netlab.py), `slots` ranks each.
 
-    It tells it as JSON, in its last line. `rate` is that of the cables in Mbit/s; `options` are mpiexec's.
+    It tells it as JSON, in its last line. `rate` is that of the cables in Mbit/s, `trunk` that of one between two
+    switches; `options` are mpiexec's.
 
     Raises
     ------
@@ -49,6 +52,8 @@ def in_lab(suite: str, given: Sequence, hosts: int, rate: int, slots: int = 1, o
         What it said when it failed; that it took longer than `TIMEOUT`.
     """
     lab = [sys.executable, netlab.__file__, "run", "--hosts", hosts, "--slots", slots, "--rate", f"{rate}mbit", "--"]
+    if trunk:
+        lab[-1:] = ["--trunk", f"{trunk}mbit", "--"]
     mpiexec = [Path(sys.executable).with_name("mpiexec"), "-n", hosts * slots, *options]
     command = [*lab, *mpiexec, sys.executable, "-m", "mpi4py", Path(suite).resolve(), *given]
     try:

@@ -2,12 +2,14 @@
 """Several hosts on one Linux machine: names, addresses and slow links of their own, to run MPI across.
 
     netlab.py run --hosts 4 --rate 400mbit -- mpiexec -n 4 python -m mpi4py program.py
+    netlab.py run --hosts 4 --rate 400mbit --trunk 100mbit -- ...
     netlab.py run --hosts 2 --slots 2 -- sh -c 'mpiexec -n 4 ...; cat $NETLAB/hosts'
     netlab.py crash h2            within a lab: kill all of a host at once
     netlab.py cut h2              within a lab: pull its network cable
 
 A host is a set of Linux namespaces: network, host name, processes, shared memory. All hosts hang on a switch, each by
-a cable of the given rate in both directions. The command runs on the head, which is on the switch too; mpiexec (of Open
+a cable of the given rate in both directions. With --trunk the second half of them has a switch of its own, and a trunk
+of that rate leads to the first. The command runs on the head, which is on the switch too; mpiexec (of Open
 MPI, or hydra of MPICH) finds the hosts in its environment and starts ranks on them through an agent in place of ssh.
 
 All of it lives below one process that is the first of a process namespace. When that ends (with the command, with
@@ -73,6 +75,7 @@ def parse(argv):
         sub.add_argument(
             "--rate", default="400mbit", help="of each cable, each way: kbit, mbit, gbit (default 400mbit)"
         )
+        sub.add_argument("--trunk", help="two switches with half of the hosts each, joined by a trunk of this rate")
         sub.add_argument("--timeout", type=float, default=300, help="seconds until the command is ended (default 300)")
         sub.add_argument("command", nargs="+", help="after --")
     for verb, does in (("crash", "kill all of a host at once"), ("cut", "pull the cable of a host")):
@@ -80,8 +83,11 @@ def parse(argv):
     options = parser.parse_args(argv)
     if options.verb == "run" and not (1 <= options.hosts < HEAD and options.slots >= 1):
         parser.error(f"need 1 to {HEAD - 1} hosts and at least one slot")
-    if options.verb == "run" and not RATE.fullmatch(options.rate):
-        parser.error(f"--rate {options.rate}: expected a number above 0 and kbit, mbit or gbit, such as 400mbit")
+    for name in ("rate", "trunk") if options.verb == "run" else ():
+        if (rate := getattr(options, name)) and not RATE.fullmatch(rate):
+            parser.error(f"--{name} {rate}: expected a number above 0 and kbit, mbit or gbit, such as 400mbit")
+    if options.verb == "run" and options.trunk and options.hosts < 2:
+        parser.error("--trunk needs at least 2 hosts, one on each of its switches")
     return options
 
 
@@ -114,6 +120,7 @@ def run(options) -> int:
     unshare = ["unshare", "-n", "-m", "-u", "-i", "-p", "-f", "--kill-child", "--mount-proc"]
     again = [sys.executable, os.path.abspath(__file__), "inside", "--hosts", str(options.hosts)]
     again += ["--slots", str(options.slots), "--rate", options.rate, "--timeout", str(options.timeout)]
+    again += ["--trunk", options.trunk] if options.trunk else []
     libc = ctypes.CDLL(None)  # loaded here: little is safe between fork and exec
     process = subprocess.Popen(
         [*unshare, *again, "--", *options.command], preexec_fn=lambda: libc.prctl(1, signal.SIGKILL)
@@ -148,8 +155,17 @@ def inside(options) -> int:
         f"mount --bind {STATE}/names /etc/hosts;"
         f"ip link add switch address {MAC} type bridge; ip addr add {SUBNET}{HEAD}/24 dev switch; ip link set switch up"
     )
+    if options.trunk:
+        shell(
+            "ip link add switch2 type bridge; ip link set switch2 up;"
+            "ip link add trunk1 type veth peer name trunk2;"
+            "ip link set trunk1 master switch up; ip link set trunk2 master switch2 up"
+        )
+        for device in ("trunk1", "trunk2"):
+            shape("", device, options.trunk)
     for i, host in enumerate(hosts, 1):
-        start_host(i, host, options.rate)
+        second = options.trunk and i > (len(hosts) + 1) // 2
+        start_host(i, host, options.rate, "switch2" if second else "switch")
     # How ranks are mapped on one machine (one core each, or more than there are) is not how they are mapped on hosts.
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("PRTE_MCA_", "OMPI_MCA_"))}
     environment = outside | mpi_environment()
@@ -164,7 +180,7 @@ def inside(options) -> int:
     return code if code >= 0 else 128 - code
 
 
-def start_host(i, host, rate):
+def start_host(i, host, rate, switch="switch"):
     """A process that does nothing in namespaces of its own, and a cable from there to the switch."""
     # Its own /dev/shm hides the lab's, but the agent and the list of hosts must be where they were: bound by ".".
     setup = f"""cd {STATE} && mount -t tmpfs shm /dev/shm && mkdir {STATE} && mount -c --bind . {STATE} &&
@@ -179,19 +195,26 @@ def start_host(i, host, rate):
     # BBR, where that is the machine's own, paces itself below the rate of so short a cable.
     shell(f"{within} sh -c 'echo reno > /proc/sys/net/ipv4/tcp_congestion_control'")
     shell(
-        f"ip link add port{i} type veth peer name eth0 netns {pid}; ip link set port{i} master switch up;"
+        f"ip link add port{i} type veth peer name eth0 netns {pid}; ip link set port{i} master {switch} up;"
         f"{within} ip addr add {SUBNET}{i}/24 dev eth0; {within} ip link set eth0 up"
     )
-    # Both ends are shaped, so that several senders to one host share its rate too. The token bucket holds what a busy
-    # core may be late by, and no more: what it saves up while ranks compute goes in no time, which no cable does. The
-    # queue holds what is in flight, so that nothing is lost and sent again.
+    # Both ends are shaped, so that several senders to one host share its rate too.
+    for prefix, device in ((within, "eth0"), ("", f"port{i}")):
+        shape(prefix, device, rate)
+
+
+def shape(prefix, device, rate):
+    """Give what leaves over a device a rate: `prefix` enters the namespace that it is in.
+
+    The token bucket holds what a busy core may be late by, and no more: what it saves up while ranks compute goes in no
+    time, which no cable does. The queue holds what is in flight, so that nothing is lost and sent again.
+    """
     number, unit = RATE.fullmatch(rate).groups()
     burst = max(LEAST_BURST, round(float(number) * UNITS[unit] / 8 * LATE))
-    for prefix, device in ((within, "eth0"), ("", f"port{i}")):
-        shell(
-            f"{prefix} ip link set {device} gso_max_size 6000;"
-            f"{prefix} tc qdisc add dev {device} root tbf rate {rate} burst {burst} limit 4mb"
-        )
+    shell(
+        f"{prefix} ip link set {device} gso_max_size 6000;"
+        f"{prefix} tc qdisc add dev {device} root tbf rate {rate} burst {burst} limit 4mb"
+    )
 
 
 def mpi_environment() -> dict[str, str]:

@@ -67,8 +67,8 @@ def test_a_notebook_is_found_by_its_number():
         assert [path.name for path in course.sources([name])] == ["06_collectives.py"]
     assert [path.name[:2] for path in course.sources(["1", "16"])] == ["01", "16"]
     assert course.sources([]) == NOTEBOOKS
-    with pytest.raises(SystemExit, match="no notebook begins with 17; there are 01_gradient_descent"):
-        course.sources(["17"])
+    with pytest.raises(SystemExit, match="no notebook begins with 99; there are 01_gradient_descent"):
+        course.sources(["99"])
 
 
 @pytest.mark.parametrize("mark", ["    # end\n", "    # solution\n", "    # gap: against the gradient,\n"])
@@ -309,6 +309,13 @@ def section(name: str, task: str, answer: str) -> list[str]:
             "bandwidth 1: ",
         ),
         ("15", "forward, then", "return max(COMPUTE, sum_seconds(M))\n", "nodes, 1,024 and 2,048: 2 of 10 values"),
+        (
+            "17",
+            "all messages of the f",
+            "rates[min(crossing[fullest])] = shares[fullest]\ngrowing.clear()\n",
+            "3 of 4 values",
+        ),
+        ("17", "neighbours of", "return hosts[::-1]\n", "are possible"),
         ("16", "where the der", "return 0\n", "a positive number of seconds"),
         ("16", "another name", 'disk.write("new", data)\n', "all is done, and the file is still the old one"),
     ],

@@ -114,6 +114,36 @@ def test_cables_have_their_rate_and_can_be_cut(tmp_path):
     assert int(crashed) != 0
 
 
+OVER_THE_TRUNK = """
+import os, subprocess, sys
+sink, send = sys.argv[1:]
+def on(host, *command):
+    agent, line = os.environ["NETLAB"] + "/agent", " ".join([sys.executable, *command])
+    return subprocess.Popen([agent, host, line], stdout=subprocess.PIPE)
+receivers = [on(host, sink, *turns) for host, turns in (("h2", "1"), ("h3", "1"), ("h4", "11"))]
+for receiver in receivers:
+    receiver.stdout.readline()
+for pairs in ([("h1", "h2")], [("h1", "h4")], [("h2", "h3"), ("h1", "h4")]):
+    senders = [on(source, send, dest) for source, dest in pairs]
+    print(max(float(sender.communicate()[0]) for sender in senders))
+"""
+
+
+@needs_a_lab
+def test_a_trunk_is_shared(tmp_path):
+    """4 MB at 80 Mbit/s take 0.4 s on one switch, over a trunk of 20 Mbit/s 1.6 s, and two at once 3.2."""
+    files = {"sink": SINK, "send": SEND.replace('"h2"', "sys.argv[1]").replace("import socket", "import sys, socket")}
+    for name, text in (files | {"head": OVER_THE_TRUNK}).items():
+        (tmp_path / f"{name}.py").write_text(text)
+    files = [tmp_path / f"{name}.py" for name in ("head", "sink", "send")]
+    done = lab("run", "--hosts", 4, "--rate", "80mbit", "--trunk", "20mbit", "--", sys.executable, *files)
+    assert done.returncode == 0, done.stderr
+    near, far, both = map(float, done.stdout.splitlines())
+    assert near > 0.39 and far > 1.55 and both > 3.1 and near < 0.75 * far < 0.75 * both, (near, far, both)
+    for wrong in (["--trunk", "much"], ["--trunk", "1mbit", "--hosts", 1]):
+        assert "--trunk" in lab("run", *wrong, "--", "true").stderr
+
+
 @needs_a_lab
 def test_the_head_is_found_where_it_was_when_hosts_have_crashed():
     """With another hardware address hosts would look for it at the old one, for a minute."""
