@@ -1,50 +1,26 @@
-"""Training on many ranks: strategies (strategies/capabilities.py says what each can), launcher, scripts/train.py.
+"""Training on many ranks: strategies (parallel/strategies/__init__.py lists them), launcher, scripts/train.py.
 
 Names are imported when they are first used, so that launching and --help stay instant.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from importlib.util import find_spec
 
+# Public names that are of no strategy on the command line; each strategy declares its own.
 _HOME = {
     "BranchParallel": "parallel.strategies.operators.strategy",
     "CheckReplicas": "parallel.trainer",
-    "CompressedDataParallel": "parallel.strategies.data_parallel",
-    "CompressedParameterServer": "parallel.strategies.parameter_server",
-    "DiLoCo": "parallel.strategies.local_sgd",
-    "DataParallel": "parallel.strategies.master_worker",
-    "DistributedDataParallel": "parallel.strategies.data_parallel",
     "DistributedTrainer": "parallel.trainer",
-    "Downpour": "parallel.strategies.downpour",
-    "EASGD": "parallel.strategies.local_sgd",
-    "FullyShardedDataParallel": "parallel.strategies.zero",
-    "LocalSGD": "parallel.strategies.local_sgd",
     "Mesh": "parallel.mesh",
-    "OneWeirdTrick": "parallel.strategies.one_weird_trick",
-    "PipeDream": "parallel.strategies.pipeline.pipedream",
-    "Pipeline": "parallel.strategies.pipeline.strategy",
-    "ParameterServer": "parallel.strategies.parameter_server",
     "ReplicaError": "parallel.mesh",
-    "ReproducibleDataParallel": "parallel.strategies.data_parallel",
-    "ReproducibleFullyShardedDataParallel": "parallel.strategies.zero",
-    "ReproducibleMasterWorker": "parallel.strategies.master_worker",
-    "ReproducibleParameterServer": "parallel.strategies.parameter_server",
     "ReproducibleSerial": "parallel.strategies.serial",
-    "ReproducibleZeRO1": "parallel.strategies.zero",
-    "ReproducibleZeRO2": "parallel.strategies.zero",
     "SpatialParallel": "parallel.strategies.operators.strategy",
-    "StaleDataParallel": "parallel.strategies.data_parallel",
-    "Sandblaster": "parallel.strategies.sandblaster",
-    "TensorParallel": "parallel.strategies.tensor.tensor_parallel",
     "join": "parallel.strategies.join",
-    "ZeRO1": "parallel.strategies.zero",
-    "ZeRO2": "parallel.strategies.zero",
 }
-
-__all__ = sorted(_HOME)
 
 
 def _check_neighbours() -> None:
@@ -66,7 +42,21 @@ def _check_neighbours() -> None:
 _check_neighbours()
 
 
+@functools.cache
+def _homes() -> dict[str, str]:
+    """Return the public names and the modules that they are in."""
+    from parallel.strategies import DECLARED
+
+    return _HOME | {name: strategy.build.__module__ for strategy in DECLARED for name in strategy.public}
+
+
 def __getattr__(name: str):
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+    if name == "__all__":
+        return sorted(_homes())
+    if not name.startswith("_") and name in (homes := _homes()):
+        return getattr(importlib.import_module(homes[name]), name)
     raise AttributeError(f"module 'parallel' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_homes()})

@@ -19,7 +19,7 @@ from parallel.strategies.operators.strategy import SpatialParallel as SpatialPar
 from parallel.strategies.parameter_server import CompressedParameterServer as CompressedParameterServer
 from parallel.strategies.parameter_server import ParameterServer as ParameterServer
 from parallel.strategies.parameter_server import ReproducibleParameterServer as ReproducibleParameterServer
-from parallel.strategies.pipeline.pipedream import PipeDream as PipeDream
+from parallel.strategies.pipeline.strategy import PipeDream as PipeDream
 from parallel.strategies.pipeline.strategy import Pipeline as Pipeline
 from parallel.strategies.sandblaster import Sandblaster as Sandblaster
 from parallel.strategies.serial import ReproducibleSerial as ReproducibleSerial

@@ -243,10 +243,10 @@ def planned(world, quick: bool) -> dict:
     from parallel.command import auto
     from parallel.command.factory import Parts
     from parallel.command.options import Options
-    from parallel.command.registry import STRATEGIES
     from parallel.planning.choice import options_of
     from parallel.planning.job import Axes
     from parallel.planning.predict import predict, ranking
+    from parallel.strategies import build_trainer
 
     rng = np.random.default_rng(0)
     x, y = rng.random((PLANNED_BATCH, 32, 32, 3), np.float32), rng.integers(0, 10, PLANNED_BATCH)
@@ -266,7 +266,7 @@ def planned(world, quick: bool) -> dict:
 
     def side(words: dict) -> Callable:
         options = Options(batch=PLANNED_BATCH, **words)
-        trainer = STRATEGIES[options.strategy_name](options, small_vgg(), parts.loss, nn.SGD(0.01), world)
+        trainer = build_trainer(options, small_vgg(), parts.loss, nn.SGD(0.01), world)
         index, count = trainer.shard
         mine = slice(*chunk(PLANNED_BATCH, count, index))
 

@@ -158,12 +158,12 @@ def trainable(prediction, options) -> bool:
     from parallel.command import factory, rules
     from parallel.command.parsing import parse
     from parallel.planning.pipelines import TIMED
-    from parallel.strategies.capabilities import CAPABILITIES
+    from parallel.strategies import STRATEGIES
 
     name = prediction.strategy.partition(":")[0]
     used = {axis for axis, size in prediction.axes._asdict().items() if size > 1}
-    can = CAPABILITIES.get("pipeline" if name in (*TIMED, "pipedream") else name)
-    if prediction.ranks == 1 or can is None or not used <= set(can.axes):
+    strategy = STRATEGIES.get("pipeline" if name in (*TIMED, "pipedream") else name)
+    if prediction.ranks == 1 or strategy is None or not used <= set(strategy.supports.axes):
         return prediction.ranks == 1
     try:
         given = parse(command(prediction, options).split()[2:])

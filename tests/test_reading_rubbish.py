@@ -332,11 +332,12 @@ def readers():
     from nn.files.model import load as load_network
     from nn.files.safetensors import TensorError, Tensors
     from nn.training.checkpoints import CheckpointError, Checkpoints
-    from parallel.command.axes import written
-    from parallel.command.options import OptionError, Options
+    from parallel.command.options import Options
     from parallel.command.parsing import read_toml, resumed
     from parallel.command.rules import check
     from parallel.planning.profile import read_profile
+    from parallel.settings import OptionError
+    from parallel.strategies.axes import written
 
     def of_directory(path):
         for key in ("x_train", "y_train", "x_test", "y_test"):

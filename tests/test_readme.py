@@ -1,6 +1,6 @@
 """What README.md, CONTRIBUTING.md and the pages of docs/ say is true of the tree: examples run, names exist.
 
-python tests/test_readme.py      write the tables of docs/options.md from the options and capabilities
+python tests/test_readme.py      write the tables of docs/options.md from the options and declarations
 """
 
 import ast
@@ -22,10 +22,12 @@ from conftest import PATIENCE
 import collectives
 from parallel.command import factory
 from parallel.command.commands import COMMANDS
-from parallel.command.options import FIELDS, TOPICS, flag, names_of, shown_default, title_of
+from parallel.command.options import FIELDS, TOPICS, names_of, shown_default, title_of
 from parallel.command.parsing import parse, parser
 from parallel.launch import launcher
-from parallel.strategies.capabilities import CAPABILITIES, matrix
+from parallel.settings import flag
+from parallel.strategies import STRATEGIES
+from parallel.strategies.table import matrix
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
@@ -76,7 +78,7 @@ def test_every_cell_that_is_refused_says_why():
     table, _, below = matrix().partition("What is refused, and why:")
     head, _, *rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line]
     reasons = [line.removeprefix("- ").partition(": ") for line in below.splitlines() if line]
-    assert all(why for _, _, why in reasons) and len(rows) > len(CAPABILITIES)
+    assert all(why for _, _, why in reasons) and len(rows) > len(STRATEGIES)
     for strategy, _, *cells in rows:
         for option, cell in zip(head[2:], cells, strict=True):
             told = [why for what, _, why in reasons if what.startswith(f"{option} with ") and strategy in what]

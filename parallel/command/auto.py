@@ -20,7 +20,7 @@ import nn
 from collectives.pricing.networks import Network
 from parallel.command import rules
 from parallel.command.factory import Parts
-from parallel.command.options import OptionError, Options
+from parallel.command.options import Options
 from parallel.command.sizes import read_bytes
 from parallel.planning.choice import best_of_each, options_of, reasons
 from parallel.planning.job import Job, Prediction
@@ -28,7 +28,8 @@ from parallel.planning.layer_times import Times, job_of, measure_layers
 from parallel.planning.predict import ranking, serial, strong_and_weak
 from parallel.planning.profile import count_layers
 from parallel.planning.tables import Scaled, nbytes, table
-from parallel.strategies import settings
+from parallel.settings import OptionError
+from parallel.strategies.auto import AutoKeys
 
 LENGTHS = tuple(4**k for k in (2, 4, 6, 8, 10, 11))  # of messages
 SECONDS = 0.004  # for each thing that is measured
@@ -95,7 +96,7 @@ def choose(
 ) -> tuple[dict[str, str] | None, list[str]]:
     """(options of the run, None where there are none; what to say of it, why not in the last line)."""
     limit = limit_of(options)
-    stale = settings.Auto.parse(options.strategy).stale
+    stale = AutoKeys.parse(options.strategy).stale
     priced = lambda job: ranking(job, ranks, network, limit, options.servers, stale=stale)
     found = priced(job)
     whys: dict[int, str] = {}

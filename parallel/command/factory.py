@@ -25,9 +25,10 @@ from nn.training import schedules
 from nn.training.checkpoints import CheckpointError
 from nn.training.trainer import check_rates, fitting_weights
 from parallel.command import rules
-from parallel.command.options import OptionError, Options
+from parallel.command.options import Options
 from parallel.launch import launcher
-from parallel.strategies import settings
+from parallel.settings import OptionError
+from parallel.strategies.sandblaster import SandblasterKeys
 
 TOGETHER = 500  # samples in a batch that is not trained on
 WARMUP = 5  # epochs, with --linear-scaling (Goyal et al. 2017)
@@ -158,7 +159,7 @@ def loss(options: Options, data: data.Data) -> losses.Loss:
 def optimizer(options: Options) -> optimizers.Optimizer:
     """The update rule, with its clip."""
     if options.optimizer == "lbfgs":
-        return QuasiNewton(history=settings.Sandblaster.parse(options.strategy).history)
+        return QuasiNewton(history=SandblasterKeys.parse(options.strategy).history)
     kind = lookup("optimizer", options.optimizer)
     common = {
         "lr": options.lr,

@@ -18,11 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from parallel.command.options import OptionError, Options, shortened
+from parallel.command.options import Options
 from parallel.command.parsing import asks_for_help, parse
 from parallel.command.run_directory import continue_with, default_directory, remove_unfinished
 from parallel.command.run_lock import RunHeld, RunLock
 from parallel.launch import blas, launcher, processes
+from parallel.settings import OptionError, shortened
 
 WRONG_OPTION = 2  # exit status, as argparse has it
 INTERRUPTED, TERMINATED = 130, 143  # exit status after Ctrl-C and SIGTERM, as shells have it

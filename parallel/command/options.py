@@ -1,8 +1,9 @@
 """The options of a training run: a dataclass a topic, from which --help, flags, TOML files and config.json are made.
 
-Adding an option is adding a field: its annotation says how it is read, `everyday` whether plain --help shows it. What
-numbers and which options go together is in rules.py. An option with parts of its own takes one text with keys, such as
-"cosine:warmup=5" (nn/option_strings.py), in place of a flag for each part.
+Adding an option is adding a field: its annotation says how it is read, `everyday` whether plain --help shows it, and
+`least` and the like its range. Options of a strategy are declared in its own file (parallel/strategies/). Which options
+go together is in rules.py. An option with parts of its own takes one text with keys, such as "cosine:warmup=5"
+(nn/option_strings.py), in place of a flag for each part.
 
 Nothing here imports NumPy or MPI, so that --help answers at once.
 """
@@ -10,45 +11,12 @@ Nothing here imports NumPy or MPI, so that --help answers at once.
 from __future__ import annotations
 
 import dataclasses
-import re
 import typing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-LONGEST_WORD, LONGEST_MESSAGE = 300, 2000  # characters
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
-
-
-class OptionError(ValueError):
-    """An option that makes no sense; the message says which and what would."""
-
-    def __init__(self, message: str):
-        super().__init__(shortened(message))
-
-
-def printable(text: str) -> str:
-    """A text in which control characters are told, not sent: in a file of others they might steer the terminal."""
-    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
-
-
-def shortened(message: str) -> str:
-    """A printable message in which no value of thousands of characters is repeated whole."""
-    message = printable(message)
-    message = re.sub(rf"(\S{{{LONGEST_WORD}}})\S+", r"\1...", message)
-    return message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]}..."
-
-
-def option(
-    default,
-    help: str,
-    choices: tuple[str, ...] | None = None,
-    metavar: str | None = None,
-    everyday: bool = False,
-    keys: bool = False,
-):
-    """A field of a topic: its default, what --help says of it, whether that is for every day; whether its choices may
-    have keys behind a colon."""
-    metadata = {"help": help, "choices": choices, "metavar": metavar, "everyday": everyday, "keys": keys}
-    return field(default=default, metadata=metadata)
+from parallel.settings import flag, name_of, option
+from parallel.strategies import DECLARED, STRATEGIES
+from parallel.strategies.auto import AUTO, AutoOptions
 
 
 @dataclass
@@ -69,7 +37,9 @@ class DataOptions:
     normalise: bool = option(False, "subtract the mean of each channel, divide by its standard deviation")
     augment: str | None = option(None, "random changes of training images: crop:4, flip, crop:4,flip", everyday=True)
     length: int = option(64, "bytes in a sample of text")
-    mask: float = option(0.0, "hide that share of the bytes, to be told from the others (encoder: 0.15 unless given)")
+    mask: float = option(
+        0.0, "hide that share of the bytes, to be told from the others (encoder: 0.15 unless given)", below=1
+    )
 
 
 @dataclass
@@ -97,14 +67,14 @@ class NetworkOptions:
         "layers that are not trained, such as 0,2 or an array 4.W (names: first table of the log)",
         metavar="LAYERS",
     )
-    seed: int = option(0, "of initial weights, the order of samples and which are held out", everyday=True)
+    seed: int = option(0, "of initial weights, the order of samples and which are held out", everyday=True, least=0)
 
 
 @dataclass
 class LearningOptions:
     """How it learns."""
 
-    epochs: int = option(30, "passes over the training data", everyday=True)
+    epochs: int = option(30, "passes over the training data", everyday=True, least=0)
     batch: int = option(32, "samples in a step, over all ranks", everyday=True)
     loss: str = option(
         "cross-entropy",
@@ -112,17 +82,20 @@ class LearningOptions:
         ("cross-entropy", "quadratic", "mse", "mae", "huber", "bce"),
         everyday=True,
     )
-    label_smoothing: float = option(0.0, "of cross-entropy, such as 0.1")
+    label_smoothing: float = option(0.0, "of cross-entropy, such as 0.1", below=1)
     optimizer: str = option(
         "sgd", "update rule", ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb", "lbfgs"), everyday=True
     )
     lr: float = option(
-        0.01, "learning rate (of others than sgd their usual one; sgd without --lr has momentum 0.9)", everyday=True
+        0.01,
+        "learning rate (of others than sgd their usual one; sgd without --lr has momentum 0.9)",
+        everyday=True,
+        above=0,
     )
     rates: str | None = option(
         None, "factors of --lr by layer, such as 0=0.1,2=0.1 for small steps of those", metavar="LAYER=FACTOR,..."
     )
-    momentum: float = option(0.0, "of SGD (0.9 where --lr is not given), RMSprop and LARS", everyday=True)
+    momentum: float = option(0.0, "of SGD (0.9 where --lr is not given), RMSprop and LARS", everyday=True, below=1)
     nesterov: bool = option(False, "Nesterov's momentum")
     weight_decay: float = option(0.0, "L2 coefficient; biases and normalisation are exempt", everyday=True)
     clip: str | None = option(None, "clip gradients: value:LIMIT, norm:LIMIT (each tensor's), global:LIMIT")
@@ -135,7 +108,7 @@ class LearningOptions:
         metavar="BATCH",
     )
     sync_batch_norm: bool = option(False, "batch normalisation over the samples of all ranks")
-    accumulate: int = option(1, "cut every step's samples into so many parts, computed one after the other")
+    accumulate: int = option(1, "cut every step's samples into so many parts, computed one after the other", most=2**16)
     patience: int | None = option(None, "stop after that many epochs without better validation accuracy")
 
 
@@ -144,44 +117,20 @@ class RanksOptions:
     """How ranks share the work."""
 
     ranks: int | None = option(
-        None, "start that many ranks here; without it, one process, or what mpirun started", everyday=True
+        None,
+        "start that many ranks here; without it, one process, or what mpirun started",
+        everyday=True,
+        most=2**20,
     )
     strategy: str = option(
-        "ddp",
-        "how ranks share the work; auto: what is fastest of all that is measured and priced",
-        (
-            "ddp", "dp", "ps", "zero1", "zero2", "fsdp", "pipeline", "tensor", "owt", "downpour", "local-sgd", "diloco",
-            "easgd", "sandblaster", "auto",
-        ),
+        DECLARED[0].name,
+        "how ranks share the work (--help strategies says what each does); auto: what is fastest of all that is "
+        "measured and priced",
+        (*STRATEGIES, AUTO),
         metavar="NAME[:KEYS]",
         everyday=True,
         keys=True,
-    )  # fmt: skip
-    consistency: str = option(
-        "sync",
-        "ps: when servers apply gradients: sync (all together), ssp:S (as they come, no worker more than S steps ahead "
-        "of the slowest), async; ssp:2,ahead=1 reads while computing; ddp: stale:S applies sums S steps late, which "
-        "travel meanwhile",
-        ("sync", "ssp", "async", "stale"),
-        metavar="NAME[:KEYS]",
-        keys=True,
     )
-    delay_compensation: bool = option(
-        False, "ps, ssp or async: correct gradients for what has changed since they were computed (DC-ASGD)"
-    )
-    allreduce: str = option("auto", "algorithm that sums gradients: auto, ring, doubling, ..., native")
-    node_memory: str = option(
-        "auto",
-        "ddp: sum gradients in the memory that the ranks of a node share (auto: unless told how messages do it)",
-        ("auto", "on", "off"),
-    )
-    overlap: str = option(
-        "auto",
-        "ddp: what moves messages during backprop (auto: none, unless another is measured to be faster)",
-        ("auto", "thread", "poke", "none"),
-    )
-    bucket: float = option(25.0, "ddp: MiB of gradients in a message", metavar="MIB")
-    first_bucket: float = option(1.0, "ddp: MiB of gradients in the first message", metavar="MIB")
     compress: str | None = option(
         None,
         "fewer bytes: fp16, qsgd:LEVELS, terngrad; with ddp, ps and downpour also onebit, signsgd, topk:RATIO, "
@@ -189,23 +138,11 @@ class RanksOptions:
         metavar="METHOD",
         everyday=True,
     )
-    servers: int = option(1, "ps, downpour: parameter servers, among which the parameters are cut")
-    server_place: str = option(
-        "own", "ps, downpour: servers have ranks of their own, or live on workers", ("own", "workers")
-    )
-    unit: float = option(
-        1.0, "zero1, zero2, fsdp: MiB of neighbouring layers' parameters that travel together", metavar="MIB"
-    )
-    prefetch: int | None = option(
-        None, "fsdp: units gathered ahead while others compute (default: 1 between nodes, 0 on one)", metavar="N"
-    )
-    offload: str | None = option(
-        None, "zero1, zero2, fsdp: keep the shards in memory-mapped files there, gone when the run ends", metavar="DIR"
-    )
     reproducible: int | None = option(
         None,
         "the same bits on any number of ranks: cut every batch into so many virtual shards, such as 8",
         everyday=True,
+        most=2**16,
     )
 
 
@@ -231,15 +168,6 @@ class MeshOptions:
         "how ranks compute layers together: two linear layers by columns and rows, each by its outputs, or as pairs "
         "with what lies between them cut by the places of a sequence",
         ("pairs", "width", "sequence"),
-    )
-    memory_limit: str | None = option(
-        None, "auto: bytes that a rank may keep, such as 16GiB: what needs more is left out", metavar="BYTES"
-    )
-    owt: str = option(
-        "all",
-        "owt: how activations go from convolutions to linear layers: everybody's, one rank's in turn, shares of "
-        "everybody's, or by features",
-        ("all", "turns", "shares", "features"),
     )
 
 
@@ -270,7 +198,7 @@ class RunOptions:
     watch: float = option(
         300.0, "seconds that ranks may wait for each other before the run ends and says who did (0: for ever)"
     )
-    threads: int | None = option(None, "BLAS threads of a rank (default: cores / ranks on this host)")
+    threads: int | None = option(None, "BLAS threads of a rank (default: cores / ranks on this host)", most=1024)
 
 
 @dataclass
@@ -289,19 +217,21 @@ class ReportOptions:
     no_pictures: bool = option(False, "draw no curves.png and breakdown.png: a short run ends a second earlier")
 
 
+# Dataclasses that strategies declare, each once, in the order of the strategies.
+OF_STRATEGIES = tuple(dict.fromkeys(kind for strategy in DECLARED for kind in strategy.options)) + (AutoOptions,)
 TOPICS = {
-    "data": DataOptions,
-    "network": NetworkOptions,
-    "learning": LearningOptions,
-    "ranks": RanksOptions,
-    "mesh": MeshOptions,
-    "run": RunOptions,
-    "reports": ReportOptions,
+    "data": (DataOptions,),
+    "network": (NetworkOptions,),
+    "learning": (LearningOptions,),
+    "ranks": (RanksOptions, *OF_STRATEGIES),
+    "mesh": (MeshOptions,),
+    "run": (RunOptions,),
+    "reports": (ReportOptions,),
 }
 
 
 @dataclass
-class Options(ReportOptions, RunOptions, MeshOptions, RanksOptions, LearningOptions, NetworkOptions, DataOptions):
+class Options(*reversed([kind for kinds in TOPICS.values() for kind in kinds])):  # type: ignore[misc]
     """What a run of scripts/train.py is made of: all topics. (The fields of the last base come first.)"""
 
     @property
@@ -315,16 +245,17 @@ class Options(ReportOptions, RunOptions, MeshOptions, RanksOptions, LearningOpti
         return name_of(self.consistency) != "sync"
 
 
-def name_of(text: str) -> str:
-    """What is before the colon of a text with keys."""
-    return text.partition(":")[0]
-
-
 FIELDS = {f.name: f for f in dataclasses.fields(Options)}
+# Option of strategies -> those that read it.
+READERS: dict[str, tuple[str, ...]] = {
+    name: tuple(strategy.name for strategy in DECLARED if name in strategy.reads())
+    for strategy in DECLARED
+    for name in strategy.reads()
+} | {f.name: (AUTO,) for f in dataclasses.fields(AutoOptions)}
 
 
 def _plain(hint) -> type:
-    """int of `int | None`, and so on."""
+    """Return int for `int | None`, and so on."""
     (kind,) = {*(typing.get_args(hint) or (hint,))} - {type(None)}
     return kind
 
@@ -333,19 +264,20 @@ TYPES: dict[str, type] = {name: _plain(hint) for name, hint in typing.get_type_h
 
 
 def names_of(topic: str) -> list[str]:
-    """The options of a topic."""
-    return [f.name for f in dataclasses.fields(TOPICS[topic])]
+    """Return the options of a topic."""
+    return [f.name for kind in TOPICS[topic] for f in dataclasses.fields(kind)]
+
+
+def help_of(name: str) -> str:
+    """Return what --help says of an option: of some strategies' options, whose they are first."""
+    readers = f"{', '.join(READERS[name])}: " if name in READERS and name != "consistency" else ""
+    return readers + FIELDS[name].metadata["help"]
 
 
 def title_of(topic: str) -> str:
     """What a topic is about, in a few words."""
-    text = TOPICS[topic].__doc__.rstrip(".")
+    text = TOPICS[topic][0].__doc__.rstrip(".")
     return text[0].lower() + text[1:]
-
-
-def flag(name: str) -> str:
-    """--batch-size of batch_size."""
-    return "--" + name.rstrip("_").replace("_", "-")
 
 
 def off_flag(name: str) -> str:
@@ -361,11 +293,6 @@ def shown_default(name: str) -> str:
     default = FIELDS[name].default
     off = default is None or (not default and TYPES[name] is not int)
     return "" if off else str(default)
-
-
-def changed(options: Options, names) -> list[str]:
-    """Those of the options that do not have their default."""
-    return [name for name in names if getattr(options, name) != FIELDS[name].default]
 
 
 def shown(value) -> str:

@@ -8,31 +8,30 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import math
 import os
 import re
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
-from parallel.command.axes import mesh
 from parallel.command.options import (
     FIELDS,
     TOPICS,
     TYPES,
-    OptionError,
     Options,
-    flag,
-    name_of,
+    help_of,
     names_of,
     off_flag,
     shown,
     shown_default,
     title_of,
 )
-from parallel.command.rules import FREE_ON_RESUME, READ_BY, UNTOLD, check, check_number, check_resumed
-from parallel.launch import launcher
+from parallel.command.resuming import UNTOLD, check_resumed, merged
+from parallel.command.rules import check, check_number
+from parallel.settings import OptionError, flag
+from parallel.strategies import DECLARED, Strategy
 
 LARGEST_FILE, MOST_DOTS = 2**16, 100  # of a TOML file: reading a dotted key takes the square of its parts
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
@@ -54,25 +53,37 @@ class Help(argparse.Action):
     """--help: the options of every day; --help TOPIC, --help all: more."""
 
     def __call__(self, parser, namespace, topic, option_string=None):
-        if topic not in (None, "all", *TOPICS):
-            near = difflib.get_close_matches(topic, ("all", *TOPICS), n=1)
+        if topic not in (None, "all", "strategies", *TOPICS):
+            near = difflib.get_close_matches(topic, ("all", "strategies", *TOPICS), n=1)
             hint = f": did you mean {near[0]}?" if near else ""
-            parser.error(f"--help: no topic {shown(topic)}{hint}; there are {', '.join(TOPICS)}, all")
+            parser.error(f"--help: no topic {shown(topic)}{hint}; there are {', '.join(TOPICS)}, strategies, all")
         print(help_text(topic), end="")
         parser.exit()
 
 
 def help_text(topic: str | None = None) -> str:
     """What --help prints: of a topic, of "all", or (None) the options of every day and the list of topics."""
+    if topic == "strategies":
+        return "\n".join(_described(strategy) for strategy in DECLARED)
     if topic:
         return parser(*(TOPICS if topic == "all" else [topic])).format_help()
     everyday = parser(*TOPICS, names=[name for name, f in FIELDS.items() if f.metadata["everyday"]])
     topics = "".join(f"  {topic:10} {title_of(topic)}\n" for topic in TOPICS)
+    topics += "  strategies what each --strategy does, its keys, where it comes from\n"
     more = (
         "every switch, and every option without a default, has a --no-... that takes it back from --config and\n"
         "--resume; these are the options of every day; --help all shows all, --help TOPIC those of a topic:"
     )
     return f"{everyday.format_help()}\n{more}\n{topics}"
+
+
+def _described(strategy: Strategy) -> str:
+    """What --help strategies says of one."""
+    lines = [strategy.summary, f"keys: {strategy.keys.describe()}" if strategy.keys else ""]
+    lines += [f"flags: {' '.join(map(flag, strategy.reads()))}" if strategy.options else ""]
+    lines += [f"source: {'; '.join(strategy.sources)}"]
+    indented = [textwrap.fill(line, 100, initial_indent="    ", subsequent_indent="    ") for line in lines if line]
+    return "\n".join([f"{strategy.name}: {strategy.title}", *indented, ""])
 
 
 def parser(*topics: str, names: Iterable[str] = FIELDS) -> argparse.ArgumentParser:
@@ -101,9 +112,9 @@ def _add(group, name: str) -> None:
     off = off_flag(name)
     if kind is bool:
         if off.startswith("--no-"):
-            group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=metadata["help"])
+            group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=help_of(name))
         else:
-            group.add_argument(flag(name), action="store_true", help=metadata["help"])
+            group.add_argument(flag(name), action="store_true", help=help_of(name))
             group.add_argument(off, dest=name, action="store_false", help=argparse.SUPPRESS)
         return
     choices, default = None if metadata["keys"] else metadata["choices"], shown_default(name)
@@ -113,7 +124,7 @@ def _add(group, name: str) -> None:
         type=kind,
         choices=choices,
         metavar=metadata["metavar"] or (None if choices else kind.__name__.upper()),
-        help=metadata["help"] + (f" (default: {default})" if default else ""),
+        help=help_of(name) + (f" (default: {default})" if default else ""),
     )
     if off:
         group.add_argument(off, dest=name, action="store_const", const=None, help=argparse.SUPPRESS)
@@ -167,13 +178,6 @@ def usual_rate(values: dict) -> dict:
     from nn.registry import lookup  # and with it NumPy, which a start of ranks does without
 
     return {} if name == "lbfgs" else {"lr": lookup("optimizer", name).lr}
-
-
-def fits(before: dict, values: dict) -> bool:
-    """Whether the mesh of a run to continue makes as many ranks as there are now."""
-    ranks, named = values.get("ranks") or launcher.size_from_environment() or 1, mesh(Options(mesh=before.get("mesh")))
-    made = math.prod(named.values())
-    return made == ranks or ("data" not in named and ranks % made == 0)
 
 
 def asks_for_help(argv: list[str]) -> bool:
@@ -271,19 +275,5 @@ def resumed(values: dict) -> dict:
         before |= {name: UNTOLD[name] for name in missing} | {"patience": None}  # which nothing is there to choose by
     check_resumed(directory, before, values)
     given = [name for name in FIELDS if before.get(name) is not None]
-    found = {name: of_its_kind(f"{directory}/config.json", name, before[name]) for name in given}
-    found |= {"ranks": None, "threads": None} | values
-    another = "strategy" in values and name_of(values["strategy"]) != name_of(str(before.get("strategy")))
-    if another and "consistency" not in values:
-        found.pop("consistency", None)
-    for name, (other, readers) in READ_BY.items():  # another strategy has no use for some options of the one before
-        value = found.get(other)
-        if name in FREE_ON_RESUME and name not in values and value is not None and name_of(value) not in readers:
-            found.pop(name, None)
-    if "mesh" not in values and ("strategy" in values or not fits(found, values)):
-        found.pop("mesh", None)
-        if "tensor" not in values and name_of(str(found.get("strategy"))) != "tensor":
-            found.pop("tensor", None)
-    if "strategy" in values and "pipeline" not in values:
-        found.pop("pipeline", None)
-    return found | {"out": str(directory)}
+    typed = {name: of_its_kind(f"{directory}/config.json", name, before[name]) for name in given}
+    return merged(typed, values) | {"out": str(directory)}

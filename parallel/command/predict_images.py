@@ -10,8 +10,8 @@ import numpy as np
 import nn
 from nn.data import images
 from nn.layers.activations import softmax
-from parallel.command.options import OptionError, printable
 from parallel.command.trained_run import opened, said
+from parallel.settings import OptionError, printable
 
 FAR = 0.5  # between two borders, of 0 .. 1: then one is the other's negative
 

@@ -7,8 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-from parallel.command.options import FIELDS, TOPICS, names_of, shortened
+from parallel.command.options import FIELDS, TOPICS, names_of
 from parallel.command.version import commit, version
+from parallel.settings import shortened
 
 
 def main(argv: list[str] | None = None) -> int:

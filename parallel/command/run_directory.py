@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 
 from parallel.command import version
-from parallel.command.options import OptionError, Options
+from parallel.command.options import Options
 from parallel.launch import launcher
+from parallel.settings import OptionError
 
 LEFT = (  # what a run leaves to look at
     *("result.json", "metrics.jsonl", "curves.png", "breakdown.png", "staleness.png", "timeline.png", "pipeline.png"),

@@ -9,8 +9,8 @@ import sys
 
 import nn
 from nn.analysis import sampling
-from parallel.command.options import OptionError, printable
 from parallel.command.trained_run import opened, said
+from parallel.settings import OptionError, printable
 
 BYTES = 256
 

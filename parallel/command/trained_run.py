@@ -10,8 +10,9 @@ import numpy as np
 import nn
 from nn.data import Data, images
 from nn.data.text import VOCABULARY
-from parallel.command.options import OptionError, Options, shortened
+from parallel.command.options import Options
 from parallel.command.parsing import resumed
+from parallel.settings import OptionError, shortened
 
 FILE = "network.npz"
 LOOKED_AT = 200  # training samples, for what their borders are like

@@ -15,19 +15,11 @@ import numpy as np
 import nn
 from nn.training import callbacks, checkpoint_callback, checkpoints
 from nn.training.training import check_progress
-from parallel.command import axes, factory, trained_run
+from parallel.command import factory, trained_run
 from parallel.command.factory import Parts, prepare
-from parallel.command.options import Options, changed, flag
-from parallel.command.rules import (
-    AUTO,
-    BETWEEN_RANKS,
-    check_alike,
-    check_checkpoints,
-    check_started,
-    kept_how,
-    lasting,
-    settings,
-)
+from parallel.command.options import Options
+from parallel.command.resuming import check_checkpoints, lasting
+from parallel.command.rules import BETWEEN_RANKS, check_alike, check_started, kept_how, settings
 from parallel.command.run_directory import default_directory, files_in, what_next, write_headers
 from parallel.command.run_lock import RunHeld, RunLock
 from parallel.launch import launcher
@@ -38,6 +30,9 @@ from parallel.reports.figures import write_figure
 from parallel.reports.memory_report import MemoryReport, resident
 from parallel.reports.staleness import Staleness, write_staleness
 from parallel.reports.timeline import Timeline, write_trace
+from parallel.settings import changed, flag
+from parallel.strategies import STRATEGIES, axes, build_trainer
+from parallel.strategies.auto import AUTO
 
 
 def train(options: Options, written: Callable[[], object] = lambda: None) -> dict:
@@ -411,11 +406,9 @@ def make_trainer(options: Options, parts: Parts, world) -> nn.Trainer:
         from parallel.strategies.serial import ReproducibleSerial
 
         return ReproducibleSerial(network, loss, optimizer, options.seed, options.reproducible)
-    if world is None and options.strategy_name != "sandblaster":
+    if world is None and not STRATEGIES[options.strategy_name].searches:
         return nn.Trainer(network, loss, optimizer, options.seed)
-    from parallel.command.registry import STRATEGIES
-
-    return STRATEGIES[options.strategy_name](options, network, loss, optimizer, world)
+    return build_trainer(options, network, loss, optimizer, world)
 
 
 def start_from(options: Options, trainer: nn.Trainer, say) -> None:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
-from nn import option_strings
-from parallel.strategies.settings import Keyed, refuse
+from parallel.launch import launcher
+from parallel.settings import Keys, OptionError, changed, flag, key, refuse
+from parallel.strategies import STRATEGIES, axes
+from parallel.strategies.pipeline.option import schedule
 
 KINDS = ("shrink", "respawn")
 SILENT = ("kill", "wait")
@@ -26,7 +27,7 @@ KILLED = 2  # times as long as a rank may be silent: by then it has been killed,
 
 
 @dataclass(frozen=True)
-class Policy(Keyed):
+class Policy(Keys):
     """How a run survives.
 
     Attributes
@@ -43,14 +44,13 @@ class Policy(Keyed):
         One of KINDS.
     """
 
-    name: ClassVar[str] = "elastic"
-    least: ClassVar[dict[str, float]] = {"buddy": 0, "heartbeat": 0, "loop": 0}
-    min: int = 2
-    buddy: int = 10
-    heartbeat: float = 30.0
-    loop: float = 120.0
-    silent: str = "kill"
-    kind: str = "shrink"
+    name = "elastic"
+    min: int = key(2, "ranks with which it goes on")
+    buddy: int = key(10, "steps between two copies for a neighbour; 0: none", least=0)
+    heartbeat: float = key(30.0, "seconds that a rank may be silent; 0: for ever", least=0)
+    loop: float = key(120.0, "seconds that a rank may compute without a step or a call; 0: for ever", least=0)
+    silent: str = key("kill", "kill or wait")
+    kind: str = key("shrink", "one of KINDS")
 
     def patience(self, watch: float) -> float:
         """Seconds that ranks may wait for each other (0: for ever), where the user gives them `watch`.
@@ -68,6 +68,8 @@ class Policy(Keyed):
         ValueError
             What there is not; fewer ranks than one.
         """
+        from nn import option_strings  # and with it NumPy, which --help does without
+
         kind, parts = option_strings.split(text)
         refuse(kind not in KINDS, f"elastic {text!r}: expected one of {', '.join(KINDS)}")
         kinds = {"min": int, "buddy": int, "heartbeat": float, "loop": float, "silent": str}
@@ -80,3 +82,34 @@ class Policy(Keyed):
             )
         refuse(found.silent not in SILENT, f"elastic {text!r}: silent must be one of {', '.join(SILENT)}")
         return found
+
+
+def check_options(options) -> None:
+    """Refuse to go on without others where what each rank has is neither what all have, nor copied."""
+    if options.elastic is None:
+        return
+    flags = f"--strategy {options.strategy}{f' --consistency {options.consistency}' * options.late}"
+    others = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.supports.elastic)
+    if why := axes.supported(options).why_not(None, "elastic"):
+        raise OptionError(f"--elastic does not go with {flags}: {why}: use {others}")
+    if axes.is_pipeline(options) and schedule(options).name == "pipedream":
+        raise OptionError("--elastic does not go with --pipeline pipedream: weights of several steps are in its stages")
+    for name, values, why in (
+        ("compress", None, "what a rank has left out so far is lost with it"),
+        ("allreduce", ("shared",), "what dies in it leaves sums half made"),
+        ("offload", None, "shards on disk are to save memory, and neighbours have copies in memory"),
+        ("find_lr", None, "trying rates makes no run"),
+    ):
+        if changed(options, [name]) and (values is None or getattr(options, name) in values):
+            raise OptionError(f"{flag(name)} does not go with --elastic: {why}: leave one of them out")
+
+
+def check_ranks(options, ranks: int | None) -> None:
+    """Refuse to go on where ranks die with an MPI library that ends all, and fewer ranks than are to be left."""
+    policy = Policy.parse(options.elastic)
+    if ranks == 0:  # one process: without effect
+        return
+    if why := launcher.why_all_end():
+        raise OptionError(f"--elastic: {why}; or leave it out, and start the run by scripts/supervise.py")
+    if ranks is not None and ranks < policy.min:
+        raise OptionError(f"--elastic {options.elastic}: {ranks} ranks are fewer than min={policy.min}: start more")

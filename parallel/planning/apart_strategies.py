@@ -22,14 +22,14 @@ from collectives.pricing.networks import Network
 from parallel.planning.data_strategies import part_of
 from parallel.planning.group_costs import Group, message
 from parallel.planning.job import Axes, Job, Prediction
-from parallel.strategies import settings
+from parallel.strategies import STRATEGIES
 
 COPIES = {"local-sgd": 0, "diloco": 2, "easgd": 1}  # of all parameters, beside a replica's own
 
 
 def replicas(job: Job, strategy: str, axes: Axes, network: Network) -> Prediction:
     """All meet every so many steps."""
-    keys = settings.OF_STRATEGIES[strategy.partition(":")[0]].parse(strategy)
+    keys = STRATEGIES[strategy.partition(":")[0]].keys.parse(strategy)
     mine, group, copies = part_of(job, axes, network), axes.group("data", job.node_memory), COPIES[keys.name]
     computation = mine.computation + job.loss(mine.samples)
     moved = network.copying((1 + copies) * job.parameters) if copies else 0.0  # what is moved, and what it moves to
@@ -42,7 +42,7 @@ def replicas(job: Job, strategy: str, axes: Axes, network: Network) -> Predictio
 
 def downpour(job: Job, strategy: str, axes: Axes, network: Network, servers: int) -> Prediction:
     """Workers push and fetch now and then; servers update with what comes, one after the other."""
-    keys, workers = settings.Downpour.parse(strategy), axes.ranks - servers
+    keys, workers = STRATEGIES["downpour"].keys.parse(strategy), axes.ranks - servers
     if not 1 <= servers < axes.ranks:
         raise ValueError(
             f"{strategy}: {servers} servers leave no worker of {axes.ranks} ranks: use 1 to {axes.ranks - 1}"

@@ -1,1 +1,58 @@
-"""How ranks share the work: a file a strategy."""
+"""How ranks share the work: a file a strategy, and here the list of them.
+
+`STRATEGIES` has the declaration of each by its name on the command line; declaration.py says what that is. A new
+strategy is a file with a declaration, and its entry here.
+"""
+
+from __future__ import annotations
+
+from parallel.strategies import (
+    axes,
+    data_parallel,
+    downpour,
+    local_sgd,
+    master_worker,
+    one_weird_trick,
+    parameter_server,
+    sandblaster,
+    zero,
+)
+from parallel.strategies.declaration import Strategy
+from parallel.strategies.pipeline import strategy as pipeline_strategy
+from parallel.strategies.tensor import tensor_parallel
+
+DECLARED: tuple[Strategy, ...] = (
+    data_parallel.STRATEGY,
+    zero.ZERO1,
+    zero.ZERO2,
+    zero.FSDP,
+    parameter_server.STRATEGY,
+    master_worker.STRATEGY,
+    pipeline_strategy.STRATEGY,
+    tensor_parallel.STRATEGY,
+    one_weird_trick.STRATEGY,
+    downpour.STRATEGY,
+    sandblaster.STRATEGY,
+    local_sgd.LOCAL_SGD,
+    local_sgd.DILOCO,
+    local_sgd.ELASTIC_AVERAGING,
+)
+STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in DECLARED}
+AS_ONE = tuple(s.name for s in DECLARED if not s.supports.apart)  # compute what one process computes
+
+
+def build_trainer(options, network, loss, optimizer, communicator):
+    """Return the DistributedTrainer of --strategy and --mesh on these ranks.
+
+    Where ranks have parts of one network, or of its images, the axis of the mesh builds it, in place of ddp or ZeRO.
+    Replicas that train apart are built by their strategy, of however many ranks each is.
+    """
+    build = STRATEGIES[options.strategy_name].build
+    if not axes.of_several_ranks(options):
+        if axes.is_pipeline(options):
+            build = STRATEGIES["pipeline"].build
+        elif axes.is_tensor(options):
+            build = STRATEGIES["tensor"].build
+        elif axes.together(options):
+            from parallel.strategies.operators.strategy import build
+    return build(options, network, loss, optimizer, communicator)

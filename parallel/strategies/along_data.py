@@ -9,7 +9,8 @@ from parallel.exchange.compression.exchange import Compressed
 from parallel.exchange.messages import Messages, check_bucketing
 from parallel.exchange.sharded import Sharded
 from parallel.mesh import Mesh
-from parallel.strategies.capabilities import ALIKE, CAPABILITIES
+from parallel.strategies.declaration import ALIKE, ROUNDED
+from parallel.strategies.zero import NOT_STAGES
 
 BUCKETING = {"bucket": 25.0, "first": 1.0, "overlap": "none"}
 
@@ -38,13 +39,13 @@ def exchange_along(
     Raises
     ------
     ValueError
-        What the strategies do not declare: see strategies/capabilities.py.
+        What the strategies do not declare.
     """
     axis = "pipeline" if mesh.pipeline else "tensor"
     if compressor and (stage or type(compressor) not in [lookup("compressor", name) for name in ALIKE]):
-        raise ValueError(f"{compressor!r} does not work with an axis {axis}: {CAPABILITIES[axis].not_compressed}")
+        raise ValueError(f"{compressor!r} does not work with an axis {axis}: {ROUNDED}")
     if stage > 1 and mesh.pipeline:
-        raise ValueError(f"ZeRO's stage {stage} does not work with an axis pipeline: {CAPABILITIES['fsdp'].not_stages}")
+        raise ValueError(f"ZeRO's stage {stage} does not work with an axis pipeline: {NOT_STAGES}")
     bucketing = bucketing or BUCKETING
     check_bucketing(**bucketing)
     if stage:

@@ -14,24 +14,49 @@ Cost of a step over one process's: see there. Source: Li et al. 2020 (PyTorch Di
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
 from collectives.failures.launch_check import nodes_of
-from nn.core.network import Network
-from nn.losses import Loss
-from nn.optim.optimizers import Optimizer
-from parallel.exchange.base import Exchange
-from parallel.exchange.compression.base import Compressor
-from parallel.exchange.compression.exchange import Compressed
-from parallel.exchange.fixed_tree import FixedTree
-from parallel.exchange.messages import Messages, check_bucketing
-from parallel.exchange.node_memory import NodeMemory, why_not
-from parallel.exchange.stale import Stale
-from parallel.mesh import Mesh
-from parallel.passes.virtual_shards import VirtualShards
-from parallel.passes.whole import Whole
-from parallel.strategies import settings
-from parallel.trainer import DistributedTrainer
+from parallel.settings import OptionError, changed, flag, option, refuse
+from parallel.strategies import axes
+from parallel.strategies.consistency import Consistency, ConsistencyOptions, check_apart
+from parallel.strategies.declaration import ALL_AXES, APART, Strategy, Supports
+
+if TYPE_CHECKING:
+    from nn.core.network import Network
+    from nn.losses import Loss
+    from nn.optim.optimizers import Optimizer
+    from parallel.exchange.base import Exchange
+    from parallel.exchange.compression.base import Compressor
+    from parallel.trainer import DistributedTrainer
 
 NODE_MEMORY = ("auto", "on", "off")
+CONSISTENCIES = ("sync", "stale")
+
+
+@dataclass
+class NodeMemoryOptions:
+    """Whether gradients are summed in shared memory."""
+
+    node_memory: str = option(
+        "auto", "sum gradients in the memory that the ranks of a node share (auto: unless told how messages do it)",
+        NODE_MEMORY,
+    )  # fmt: skip
+
+
+@dataclass
+class MessageOptions:
+    """How messages sum gradients, are cut, and move."""
+
+    allreduce: str = option("auto", "algorithm that sums gradients: auto, ring, doubling, ..., native")
+    overlap: str = option(
+        "auto", "what moves messages during backprop (auto: none, unless another is measured to be faster)",
+        ("auto", "thread", "poke", "none"),
+    )  # fmt: skip
+    bucket: float = option(25.0, "MiB of gradients in a message", metavar="MIB", above=0)
+    first_bucket: float = option(1.0, "MiB of gradients in the first message", metavar="MIB", above=0)
 
 
 def DistributedDataParallel(
@@ -78,6 +103,10 @@ def DistributedDataParallel(
     ReplicaError
         If ranks were given different networks, losses or optimizers.
     """
+    from parallel.mesh import Mesh
+    from parallel.passes.whole import Whole
+    from parallel.trainer import DistributedTrainer
+
     exchange = summing(communicator, node_memory, overlap, bucket, first_bucket, limit, survives)
     return DistributedTrainer(
         network, loss, optimizer, Mesh(communicator), Whole(), exchange, seed, "DistributedDataParallel"
@@ -93,7 +122,10 @@ def summing(
     limit: float = 300.0,
     survives: bool = False,
 ) -> Exchange:
-    """What sums the gradients of these ranks, as DistributedDataParallel is told to."""
+    """Return what sums the gradients of these ranks; parameters as of DistributedDataParallel."""
+    from parallel.exchange.messages import Messages, check_bucketing
+    from parallel.exchange.node_memory import NodeMemory, why_not
+
     check_bucketing(bucket, first_bucket, overlap)
     if node_memory not in NODE_MEMORY:
         raise ValueError(f"node_memory {node_memory!r}: expected one of {', '.join(NODE_MEMORY)}")
@@ -126,13 +158,18 @@ def StaleDataParallel(
     ReplicaError
         If ranks were given different networks, losses, optimizers or delays.
     """
-    settings.refuse(delay < 0, f"gradients cannot be {delay} steps late: use at least 0")
+    from parallel.exchange.stale import Stale
+    from parallel.mesh import Mesh
+    from parallel.passes.whole import Whole
+    from parallel.trainer import DistributedTrainer
+
+    refuse(delay < 0, f"gradients cannot be {delay} steps late: use at least 0")
     mesh = Mesh(communicator)
     mesh.agree({"delay": delay})
     if not delay:
         return DistributedDataParallel(network, loss, optimizer, communicator, seed, **options)
-    settings.refuse(bool(options), f"{', '.join(options)}: late gradients are summed by messages")
-    settings.check_apart(network)
+    refuse(bool(options), f"{', '.join(options)}: late gradients are summed by messages")
+    check_apart(network)
     return DistributedTrainer(network, loss, optimizer, mesh, Whole(), Stale(delay), seed, "StaleDataParallel")
 
 
@@ -158,6 +195,11 @@ def CompressedDataParallel(
     ReplicaError
         Ranks that were given different methods.
     """
+    from parallel.exchange.compression.exchange import Compressed
+    from parallel.mesh import Mesh
+    from parallel.passes.whole import Whole
+    from parallel.trainer import DistributedTrainer
+
     exchange, name = Compressed(compressor), "CompressedDataParallel"
     return DistributedTrainer(network, loss, optimizer, Mesh(communicator), Whole(), exchange, seed, name)
 
@@ -181,5 +223,104 @@ def ReproducibleDataParallel(
     ReplicaError
         If ranks were given different networks, losses, optimizers or numbers of shards.
     """
+    from parallel.exchange.fixed_tree import FixedTree
+    from parallel.mesh import Mesh
+    from parallel.passes.virtual_shards import VirtualShards
+    from parallel.trainer import DistributedTrainer
+
     pass_, name = VirtualShards(shards), "ReproducibleDataParallel"
     return DistributedTrainer(network, loss, optimizer, Mesh(communicator), pass_, FixedTree(), seed, name)
+
+
+def check_options(options) -> None:
+    """Refuse what says how messages are cut, where the gradients of a step travel as one."""
+    names = ("node_memory", "overlap", "bucket", "first_bucket")
+    if options.late and (given := changed(options, names)):
+        raise OptionError(
+            f"{flag(given[0])} has no effect with --consistency {options.consistency}: the gradients of a step travel "
+            "as one message; leave it out"
+        )
+
+
+def check(options, ranks: int | None, network, optimizer) -> None:
+    """Refuse what has no effect where all ranks share a node, as they do that --ranks starts."""
+    from parallel.launch import launcher
+
+    if ranks and not launcher.inside() and not (axes.is_pipeline(options) or axes.is_tensor(options)):
+        check_one_node(options)
+
+
+def check_one_node(options) -> None:
+    """Refuse what has no effect where all ranks share a node."""
+    if options.node_memory == "on" and (given := message_flags(options)):
+        raise OptionError(
+            f"{given[0]} has no effect with --node-memory on where all ranks share a node: "
+            "gradients are summed in its memory, without messages; leave one of them out"
+        )
+
+
+def message_flags(options) -> list[str]:
+    """Return the flags that say how messages sum, are cut, and move, as on the command line."""
+    names = changed(options, ("overlap", "bucket", "first_bucket"))
+    if options.allreduce not in ("auto", "shared"):
+        names.append("allreduce")
+    return [f"{flag(name)} {getattr(options, name)}" for name in names]
+
+
+def summing_arguments(options, communicator) -> dict:
+    """Return the arguments of `summing`."""
+
+    # On one node there is nothing in node memory that an allreduce could do; between nodes there is.
+    if one_node := len(set(nodes_of(communicator))) == 1:
+        check_one_node(options)
+    messages = one_node and message_flags(options)
+    return {
+        "node_memory": "off" if options.node_memory == "auto" and messages else options.node_memory,
+        "overlap": options.overlap,
+        "bucket": options.bucket,
+        "first_bucket": options.first_bucket,
+        "limit": options.watch or math.inf,
+        "survives": options.elastic is not None,
+    }
+
+
+def bucketing(options) -> dict:
+    """Return how gradients that are summed by messages are cut and moved."""
+    overlap = "none" if options.overlap == "auto" else options.overlap
+    return {"bucket": options.bucket, "first": options.first_bucket, "overlap": overlap}
+
+
+def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
+    """Gradients are summed in node memory or by messages, dense, compressed, late, or in a fixed order."""
+    arguments = network, loss, optimizer, communicator, options.seed
+    if options.late and (delay := Consistency.parse(options.consistency, "ddp", CONSISTENCIES).bound):
+        return StaleDataParallel(*arguments, delay=delay)
+    if options.compress:
+        from parallel.exchange import compression
+
+        return CompressedDataParallel(*arguments, compressor=compression.parse(options.compress))
+    if options.reproducible:
+        return ReproducibleDataParallel(*arguments, shards=options.reproducible)
+    return DistributedDataParallel(*arguments, **summing_arguments(options, communicator))
+
+
+STRATEGY = Strategy(
+    name="ddp",
+    title="Data parallelism",
+    sources=("Li et al. 2020", "Ho et al. 2013 (stale)"),
+    build=build,
+    supports=Supports(axes=ALL_AXES, mixed=True, elastic=True),
+    options=(ConsistencyOptions, NodeMemoryOptions, MessageOptions),
+    consistencies=CONSISTENCIES,
+    late=replace(APART, not_compressed="what is on its way is a sum; use --strategy ps --consistency async"),
+    late_values="stale:S",
+    public=("DistributedDataParallel", "StaleDataParallel", "CompressedDataParallel", "ReproducibleDataParallel"),
+    check_options=check_options,
+    check=check,
+    summary="every rank computes its part of the batch, gradients are summed: in the memory that the ranks of a node "
+    "share, where parameters are there once (of wide `Linear` layers ranks share the inputs x and the gradients gy of "
+    "the outputs instead, where these are smaller), then between nodes by messages, in buckets, which can travel "
+    "during backprop",
+    memory="16 Psi; on one node 4 Psi + 12 Psi/N",
+    traffic="2 Psi; on one node none",
+)

@@ -14,14 +14,33 @@ replica trains at first; here all share its batch, so every sample of the epoch 
 
 from __future__ import annotations
 
-from nn.core.network import Network
-from nn.losses import Loss
-from nn.optim.optimizers import Optimizer
-from parallel.exchange.asynchronous.served import LIMIT, Asynchronous
-from parallel.exchange.compression.base import Compressor
-from parallel.strategies import settings
-from parallel.strategies.parameter_server import served_mesh
-from parallel.trainer import DistributedTrainer
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from parallel.settings import Keys, key
+from parallel.strategies.consistency import check_apart
+from parallel.strategies.declaration import Strategy
+from parallel.strategies.parameter_server import SERVED_APART, ServerOptions, check, check_workers, served_mesh
+from parallel.strategies.pipeline.option import replica_sizes
+
+if TYPE_CHECKING:
+    from nn.core.network import Network
+    from nn.losses import Loss
+    from nn.optim.optimizers import Optimizer
+    from parallel.exchange.compression.base import Compressor
+    from parallel.trainer import DistributedTrainer
+
+
+@dataclass(frozen=True)
+class DownpourKeys(Keys):
+    """What may stand behind --strategy downpour:."""
+
+    name = "downpour"
+    push: int = key(1, "steps between pushes")
+    fetch: int = key(1, "steps between reads")
+    ahead: bool = key(False, "whether parameters come while the next steps compute")
+    warm: int = key(0, "steps at first in which no replica is ahead", least=0)
 
 
 def Downpour(
@@ -38,7 +57,7 @@ def Downpour(
     ahead: bool = False,
     warm: int = 0,
     compressor: Compressor | None = None,
-    limit: float = LIMIT,
+    limit: float = 300.0,
     pipeline: int = 1,
     tensor: int = 1,
     way: str = "pairs",
@@ -72,10 +91,41 @@ def Downpour(
     ReplicaError
         If ranks were given different networks, losses, optimizers or settings.
     """
-    found = settings.Downpour(push, fetch, ahead, warm)
-    settings.check_apart(network)
+    from parallel.exchange.asynchronous.served import Asynchronous
+    from parallel.trainer import DistributedTrainer
+
+    keys = DownpourKeys(push, fetch, ahead, warm)
+    check_apart(network)
     how = {"push_every": push, "fetch_every": fetch, "ahead": ahead, "warm": warm, "local": True, "limit": limit}
     exchange = Asynchronous(communicator.size, servers, place, compressor, **how)
     mesh, pass_ = served_mesh(communicator, exchange, loss, pipeline, tensor, way=way, limit=limit, **schedule)
-    mesh.agree({"Downpour": f"{servers} on {place}, {found!r}"})
+    mesh.agree({"Downpour": f"{servers} on {place}, {keys!r}"})
     return DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange, seed, "Downpour")
+
+
+def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
+    """Replicas and servers, each at a step of its own."""
+    from parallel.exchange import compression
+
+    arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
+    keys = vars(DownpourKeys.parse(options.strategy)) | replica_sizes(options, communicator.size)
+    compressor = compression.parse(options.compress) if options.compress else None
+    return Downpour(*arguments, **keys, compressor=compressor, limit=options.watch or math.inf)
+
+
+STRATEGY = Strategy(
+    name="downpour",
+    title="Downpour SGD",
+    sources=("Dean et al. 2012",),
+    build=build,
+    supports=SERVED_APART,
+    options=(ServerOptions,),
+    keys=DownpourKeys,
+    public=("Downpour",),
+    check_options=check_workers,
+    check=check,
+    serves=True,
+    summary="replicas push to servers, and read from them, without waiting for each other",
+    memory="8 Psi for a worker",
+    traffic="2 Psi for a worker, at pushes and reads",
+)

@@ -5,14 +5,50 @@ What they cost in accuracy for what they save in messages: scripts/experiments/a
 
 from __future__ import annotations
 
-from nn.core.network import Network
-from nn.losses import Loss
-from nn.optim.optimizers import SGD, Optimizer
-from parallel.exchange.replicas import Averaged, Elastic, Outer, Replicas
-from parallel.mesh import Mesh
-from parallel.strategies import settings
-from parallel.strategies.replica_pass import replica_pass
-from parallel.trainer import DistributedTrainer
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from parallel.settings import Keys, key
+from parallel.strategies.consistency import check_apart
+from parallel.strategies.declaration import APART, WITH_PARTS, Strategy
+from parallel.strategies.pipeline.option import replica_sizes
+
+if TYPE_CHECKING:
+    from nn.core.network import Network
+    from nn.losses import Loss
+    from nn.optim.optimizers import Optimizer
+    from parallel.exchange.replicas import Replicas
+    from parallel.trainer import DistributedTrainer
+
+
+@dataclass(frozen=True)
+class LocalSGDKeys(Keys):
+    """What may stand behind --strategy local-sgd:."""
+
+    name = "local-sgd"
+    every: int = key(8, "steps between averages")
+    drift: float = key(0.0, "relative distance from the last average at which there is one; 0: never", least=0)
+
+
+@dataclass(frozen=True)
+class DiLoCoKeys(Keys):
+    """What may stand behind --strategy diloco:."""
+
+    name = "diloco"
+    every: int = key(500, "inner steps of a round")
+    outer: float = key(0.7, "learning rate of the outer optimizer", least=0)
+    momentum: float = key(0.9, "momentum of the outer optimizer", least=0, most=1)
+    nesterov: bool = key(True, "whether it is Nesterov's")
+
+
+@dataclass(frozen=True)
+class EASGDKeys(Keys):
+    """What may stand behind --strategy easgd:."""
+
+    name = "easgd"
+    every: int = key(10, "steps between averages with the centre")
+    alpha: float = key(0.0, "how far replica and centre move towards each other; 0: 0.9 / ranks", least=0, most=1)
 
 
 def LocalSGD(
@@ -51,9 +87,11 @@ def LocalSGD(
     ReplicaError
         If ranks were given different networks, losses, optimizers or settings.
     """
-    found = settings.LocalSGD(every, drift)
+    from parallel.exchange.replicas import Averaged
+
+    keys = LocalSGDKeys(every, drift)
     parts = network, loss, optimizer, communicator, seed
-    return _replicas("LocalSGD", *parts, Averaged(every, drift), found, pipeline, tensor, **how)
+    return _replicas("LocalSGD", *parts, Averaged(every, drift), keys, pipeline, tensor, **how)
 
 
 def DiLoCo(
@@ -91,9 +129,12 @@ def DiLoCo(
     ValueError, ReplicaError
         As for LocalSGD.
     """
-    found = settings.DiLoCo(every, outer, momentum, nesterov)
+    from nn.optim.optimizers import SGD
+    from parallel.exchange.replicas import Outer
+
+    keys = DiLoCoKeys(every, outer, momentum, nesterov)
     exchange = Outer(every, SGD(outer, momentum, nesterov and bool(momentum)))
-    return _replicas("DiLoCo", network, loss, optimizer, communicator, seed, exchange, found, pipeline, tensor, **how)
+    return _replicas("DiLoCo", network, loss, optimizer, communicator, seed, exchange, keys, pipeline, tensor, **how)
 
 
 def EASGD(
@@ -129,8 +170,10 @@ def EASGD(
     ReplicaError
         As for LocalSGD.
     """
-    found, exchange = settings.EASGD(every, alpha), Elastic(every, alpha)
-    return _replicas("EASGD", network, loss, optimizer, communicator, seed, exchange, found, pipeline, tensor, **how)
+    from parallel.exchange.replicas import Elastic
+
+    keys, exchange = EASGDKeys(every, alpha), Elastic(every, alpha)
+    return _replicas("EASGD", network, loss, optimizer, communicator, seed, exchange, keys, pipeline, tensor, **how)
 
 
 def _replicas(
@@ -141,13 +184,62 @@ def _replicas(
     communicator,
     seed: int,
     exchange: Replicas,
-    found: settings.Keyed,
+    keys: Keys,
     pipeline: int = 1,
     tensor: int = 1,
     **how,
 ) -> DistributedTrainer:
-    settings.check_apart(network)
+    from parallel.mesh import Mesh
+    from parallel.strategies.replica_pass import replica_pass
+    from parallel.trainer import DistributedTrainer
+
+    check_apart(network)
     pass_ = replica_pass(loss, pipeline, tensor, **how)
     mesh = Mesh(communicator, pipeline=pipeline, tensor=tensor)
-    mesh.agree({"how replicas meet": repr(found)})
+    mesh.agree({"how replicas meet": repr(keys)})
     return DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange, seed, name)
+
+
+def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
+    """Replicas that average now and then, by the name of the strategy."""
+    make, keys = {"local-sgd": (LocalSGD, LocalSGDKeys), "diloco": (DiLoCo, DiLoCoKeys), "easgd": (EASGD, EASGDKeys)}[
+        options.strategy_name
+    ]
+    several = replica_sizes(options, communicator.size)
+    limit = {"limit": options.watch or math.inf} if several else {}
+    arguments = network, loss, optimizer, communicator, options.seed
+    return make(*arguments, **vars(keys.parse(options.strategy)), **several, **limit)
+
+
+LOCAL_SGD = Strategy(
+    name="local-sgd",
+    title="Local SGD",
+    sources=("Stich 2019", "Kamp et al. 2018 (by drift)"),
+    build=build,
+    supports=replace(APART, axes=WITH_PARTS, not_compressed="replicas meet by their parameters, not by gradients"),
+    keys=LocalSGDKeys,
+    public=("LocalSGD",),
+    summary="replicas take the mean of their parameters every so many steps",
+    memory="16 Psi",
+    traffic="2 Psi a round",
+)
+DILOCO = replace(
+    LOCAL_SGD,
+    name="diloco",
+    title="DiLoCo",
+    sources=("Douillard et al. 2023",),
+    keys=DiLoCoKeys,
+    public=("DiLoCo",),
+    summary="rounds of inner steps, then a step of an outer optimizer along the mean difference",
+    memory="24 Psi",
+)
+ELASTIC_AVERAGING = replace(
+    LOCAL_SGD,
+    name="easgd",
+    title="Elastic averaging SGD",
+    sources=("Zhang et al. 2015",),
+    keys=EASGDKeys,
+    public=("EASGD",),
+    summary="replicas and a centre move towards each other every so many steps",
+    memory="20 Psi",
+)

@@ -13,15 +13,16 @@ for outputs and their gradients, all of it through one rank. Source: PyTorch (to
 
 from __future__ import annotations
 
-from nn.core.network import Network
-from nn.losses import Loss
-from nn.optim.optimizers import Optimizer
-from parallel.exchange.master import Master
-from parallel.mesh import Mesh
-from parallel.passes.dealt import Dealt
-from parallel.passes.virtual_shards import VirtualShards
-from parallel.passes.whole import Whole
-from parallel.trainer import DistributedTrainer
+from typing import TYPE_CHECKING
+
+from parallel.settings import OptionError
+from parallel.strategies.declaration import Strategy, Supports
+
+if TYPE_CHECKING:
+    from nn.core.network import Network
+    from nn.losses import Loss
+    from nn.optim.optimizers import Optimizer
+    from parallel.trainer import DistributedTrainer
 
 
 def DataParallel(network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0) -> DistributedTrainer:
@@ -30,6 +31,12 @@ def DataParallel(network: Network, loss: Loss, optimizer: Optimizer, communicato
     `shard` is the whole batch on the master and nothing elsewhere: workers get their samples from the master, in
     evaluation too. Their parameters are those of the last broadcast, and they have no moments.
     """
+    from parallel.exchange.master import Master
+    from parallel.mesh import Mesh
+    from parallel.passes.dealt import Dealt
+    from parallel.passes.whole import Whole
+    from parallel.trainer import DistributedTrainer
+
     pass_, name = Dealt(Whole()), "DataParallel"
     return DistributedTrainer(network, loss, optimizer, Mesh(communicator), pass_, Master(), seed, name)
 
@@ -54,5 +61,44 @@ def ReproducibleMasterWorker(
     ValueError
         More ranks than shards; synchronised statistics, which need all shards at once.
     """
+    from parallel.exchange.master import Master
+    from parallel.mesh import Mesh
+    from parallel.passes.dealt import Dealt
+    from parallel.passes.virtual_shards import VirtualShards
+    from parallel.trainer import DistributedTrainer
+
     pass_, name = Dealt(VirtualShards(shards)), "ReproducibleMasterWorker"
     return DistributedTrainer(network, loss, optimizer, Mesh(communicator), pass_, Master(), seed, name)
+
+
+def check(options, ranks: int | None, network, optimizer) -> None:
+    """Refuse batches of which some rank would get no sample from the master."""
+    if ranks and options.batch < ranks:
+        raise OptionError(
+            f"--batch {options.batch} cannot be cut among {ranks} ranks: use a batch of at least {ranks}, "
+            "or fewer ranks"
+        )
+
+
+def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
+    """One master scatters samples and reduces gradients."""
+    check(options, communicator.size, network, optimizer)
+    arguments = network, loss, optimizer, communicator, options.seed
+    if options.reproducible:
+        return ReproducibleMasterWorker(*arguments, shards=options.reproducible)
+    return DataParallel(*arguments)
+
+
+STRATEGY = Strategy(
+    name="dp",
+    title="Data parallelism with a master",
+    sources=("PyTorch (torch.nn.DataParallel)",),
+    build=build,
+    supports=Supports(mixed=True, compress=(), not_compressed="the master gets one sum, made on its way by all ranks"),
+    public=("DataParallel", "ReproducibleMasterWorker"),
+    check=check,
+    summary="one master scatters samples, broadcasts the model, gathers outputs, reduces gradients: `--timeline` shows "
+    "why it does not scale",
+    memory="16 Psi on the master, 8 Psi on workers",
+    traffic="2 Psi and the samples, for each worker, through the master",
+)

@@ -18,19 +18,49 @@ Sources: Smola and Narayanamurthy 2010; Dean et al. 2012; Ho et al. 2013; Li et 
 
 from __future__ import annotations
 
-from nn.core.network import Network
-from nn.losses import Loss
-from nn.optim.optimizers import Optimizer
-from parallel.exchange.asynchronous.served import Asynchronous
-from parallel.exchange.compression.base import Compressor
-from parallel.exchange.served import Served
-from parallel.mesh import Mesh, agree
-from parallel.passes.virtual_shards import VirtualShards
-from parallel.passes.whole import Whole
-from parallel.strategies import settings
-from parallel.strategies.capabilities import IN_STEP, ON_WORKERS
-from parallel.strategies.replica_pass import replica_pass
-from parallel.trainer import DistributedTrainer
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from parallel.settings import OptionError, option, refuse
+from parallel.strategies import axes
+from parallel.strategies.consistency import Consistency, ConsistencyOptions, check_apart
+from parallel.strategies.declaration import ALONE, APART, WITH_PARTS, Strategy, Supports
+from parallel.strategies.pipeline.option import replica_sizes
+
+if TYPE_CHECKING:
+    from nn.core.network import Network
+    from nn.losses import Loss
+    from nn.optim.optimizers import Optimizer
+    from parallel.exchange.compression.base import Compressor
+    from parallel.exchange.served import Served
+    from parallel.mesh import Mesh
+    from parallel.passes.whole import Whole
+    from parallel.trainer import DistributedTrainer
+
+CONSISTENCIES = ("sync", "ssp", "async")
+NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp, or another method"
+# Why there are no workers of several ranks beside servers.
+ON_WORKERS = "a server on a worker does not serve while its rank waits for the others of the worker"
+AFTER_A_LOSS = "ranks that are left become workers of one rank, and servers"
+IN_STEP = "push and pull of all in step are schedules of whole vectors, and ranks have parts of them"
+
+
+@dataclass
+class ServerOptions:
+    """How many servers, and where."""
+
+    servers: int = option(1, "servers, among which the parameters are cut")
+    server_place: str = option("own", "servers have ranks of their own, or live on workers", ("own", "workers"))
+
+
+@dataclass
+class CompensationOptions:
+    """What is done about late gradients."""
+
+    delay_compensation: bool = option(
+        False, "with ssp or async: correct gradients for what has changed since they were computed (DC-ASGD)"
+    )
 
 
 def ParameterServer(
@@ -69,7 +99,7 @@ def ParameterServer(
     shards : int
         The same bits on any number of ranks: into how many virtual shards every batch is cut; 0 for none.
     consistency : str
-        "sync", "ssp:S" or "async"; see settings.Consistency.
+        "sync", "ssp:S" or "async"; see consistency.py.
     delay_compensation : bool
         Not synchronous: correct gradients for what has changed since they were computed (DC-ASGD).
     limit : float
@@ -89,17 +119,23 @@ def ParameterServer(
     ReplicaError
         If ranks were given different networks, losses, optimizers, servers or methods.
     """
+    from parallel.exchange.asynchronous.served import Asynchronous
+    from parallel.exchange.served import Served
+    from parallel.mesh import agree
+    from parallel.passes.virtual_shards import VirtualShards
+    from parallel.trainer import DistributedTrainer
+
     told = f"{servers} on {place}, {consistency}{', compensated' * delay_compensation}"
     agree(communicator, {"parameter servers": told})
     arguments = communicator.size, servers, place, compressor
-    how = settings.Consistency.parse(consistency, "ps")
+    how = Consistency.parse(consistency, "ps", CONSISTENCIES)
     if how.name == "sync":
-        settings.refuse(delay_compensation, "delay compensation: synchronous gradients have no delay")
+        refuse(delay_compensation, "delay compensation: synchronous gradients have no delay")
         ranks = pipeline * tensor
-        settings.refuse(ranks > 1, f"workers of {ranks} ranks: {IN_STEP}: use consistency 'async', or 'ssp:S'")
+        refuse(ranks > 1, f"workers of {ranks} ranks: {IN_STEP}: use consistency 'async', or 'ssp:S'")
         exchange = Served(*arguments)
     else:
-        settings.check_apart(network, shards)
+        check_apart(network, shards)
         more = {"compensate": delay_compensation, "limit": limit}
         exchange = Asynchronous(*arguments, bound=how.bound, ahead=how.ahead, **more)
     mesh, pass_ = served_mesh(communicator, exchange, loss, pipeline, tensor, way=way, limit=limit, **schedule)
@@ -110,8 +146,11 @@ def ParameterServer(
 
 def served_mesh(communicator, exchange: Served, loss: Loss, pipeline: int, tensor: int, **how) -> tuple[Mesh, Whole]:
     """Who computes beside servers, and how: workers of one rank, or of several that have a network together."""
+    from parallel.mesh import Mesh
+    from parallel.strategies.replica_pass import replica_pass
+
     ranks = pipeline * tensor
-    settings.refuse(ranks > 1 and exchange.place != "own", f"workers of {ranks} ranks: {ON_WORKERS}: use place 'own'")
+    refuse(ranks > 1 and exchange.place != "own", f"workers of {ranks} ranks: {ON_WORKERS}: use place 'own'")
     pass_ = replica_pass(loss, pipeline, tensor, **how)
     return Mesh(communicator, exchange.workers, pipeline=pipeline, tensor=tensor), pass_
 
@@ -124,3 +163,92 @@ def CompressedParameterServer(*arguments, compressor: Compressor, **options) -> 
 def ReproducibleParameterServer(*arguments, shards: int = 8, **options) -> DistributedTrainer:
     """`ParameterServer`, the same bits on any number of ranks."""
     return ParameterServer(*arguments, shards=shards, **options)
+
+
+def check_options(options) -> None:
+    """Refuse compensation where nothing is late, and workers of several ranks where there are none."""
+    if options.delay_compensation and not options.late:
+        raise OptionError("--delay-compensation: with --consistency sync nothing is late: use ssp:S or async")
+    if not options.late and (axes.is_tensor(options) or axes.is_pipeline(options)):
+        raise OptionError(f"{axes.shown(options)} with --strategy ps: {IN_STEP}: use --consistency async, or ssp:S")
+    check_workers(options)
+
+
+def check_workers(options) -> None:
+    """Refuse workers of several ranks with what they do not go."""
+    if not (axes.is_pipeline(options) or axes.is_tensor(options)):
+        return
+    if options.server_place != "own":
+        raise OptionError(
+            f"{axes.shown(options)} does not go with --server-place {options.server_place}: {ON_WORKERS}: use "
+            "--server-place own"
+        )
+    if options.elastic:
+        raise OptionError(
+            f"--elastic does not go with {axes.shown(options)} beside servers: {AFTER_A_LOSS}: leave one of them out"
+        )
+
+
+def check(options, ranks: int | None, network, optimizer) -> int | None:
+    """Refuse servers that there are no ranks or no parameters for, and norms of slices; returns the workers."""
+    from parallel.exchange import compression
+    from parallel.exchange.push_pull import roles, server_slices
+    from parallel.passes import virtual_shards
+
+    if options.compress:
+        compression.parse(options.compress).check_messages(options.servers)
+    if not ranks:
+        return None
+    workers, servers = roles(ranks, options.servers, options.server_place)
+    server_slices(network.layout.size + network.buffer_layout.size, len(servers))
+    if len(servers) > 1 and (options.late or options.reproducible or axes.supported(options).apart):
+        virtual_shards.refuse_norms(optimizer)
+    return len(workers)
+
+
+def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
+    """Workers and parameter servers."""
+    from parallel.exchange import compression
+
+    return ParameterServer(
+        network,
+        loss,
+        optimizer,
+        communicator,
+        options.seed,
+        options.servers,
+        options.server_place,
+        compressor=compression.parse(options.compress) if options.compress else None,
+        shards=options.reproducible or 0,
+        consistency=options.consistency,
+        delay_compensation=options.delay_compensation,
+        limit=options.watch or math.inf,
+        **replica_sizes(options, communicator.size),
+    )
+
+
+SERVED_APART = replace(APART, axes=WITH_PARTS, compress=ALONE, not_compressed=NO_FACTORS)
+STRATEGY = Strategy(
+    name="ps",
+    title="Parameter servers",
+    sources=("Smola and Narayanamurthy 2010", "Ho et al. 2013", "Li et al. 2014"),
+    build=build,
+    supports=Supports(
+        mixed=True,
+        elastic=True,
+        compress=ALONE,
+        not_compressed=NO_FACTORS,
+        norms="on several servers no LARS, LAMB or clipping by norms",
+    ),
+    options=(ConsistencyOptions, CompensationOptions, ServerOptions),
+    consistencies=CONSISTENCIES,
+    late=SERVED_APART,
+    late_values="ssp:S, async",
+    public=("ParameterServer", "CompressedParameterServer", "ReproducibleParameterServer"),
+    check_options=check_options,
+    check=check,
+    serves=True,
+    summary="a parameter server, or `--servers` many, on ranks of their own or on workers",
+    memory="8 Psi for a worker",
+    traffic="2 Psi for a worker, 2 Psi times the workers over the servers for a server",
+)

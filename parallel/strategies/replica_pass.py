@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from nn.losses import Loss
 from parallel.passes.whole import Whole
-from parallel.strategies.capabilities import NEVER_FLUSHED
-from parallel.strategies.settings import refuse
+from parallel.settings import refuse
+from parallel.strategies.axis_rules import NEVER_FLUSHED
 
 
 def replica_pass(
@@ -31,7 +31,7 @@ def replica_pass(
         refuse(schedule.get("schedule") == "pipedream", f"pipedream in a replica: {NEVER_FLUSHED}: use 1f1b")
         return PipelinePass(loss=loss, way=way, limit=limit, **schedule)
     if tensor > 1:
-        from parallel.strategies.tensor.tensor_parallel import SharedPass
+        from parallel.strategies.tensor.shared_pass import SharedPass
 
         return SharedPass(loss, way)
     return Whole()

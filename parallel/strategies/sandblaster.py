@@ -14,19 +14,42 @@ for each replica. Source: Dean et al. 2012, section 4.2.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from nn.core.network import Network
-from nn.layers.dropout import Dropout
-from nn.losses import Loss
-from nn.optim.lbfgs import QuasiNewton
-from parallel.exchange.commanded.post import LIMIT
-from parallel.exchange.commanded.shards import Commanded
-from parallel.mesh import Mesh, agree
-from parallel.passes.chunks import Chunks
-from parallel.trainer import DistributedTrainer
+from parallel.settings import Keys, key
+from parallel.strategies.declaration import APART, Strategy
+from parallel.strategies.parameter_server import ServerOptions
+
+if TYPE_CHECKING:
+    from nn.core.network import Network
+    from nn.losses import Loss
+    from nn.optim.lbfgs import QuasiNewton
+    from parallel.trainer import DistributedTrainer
 
 
-class Sandblaster(DistributedTrainer):
+@dataclass(frozen=True)
+class SandblasterKeys(Keys):
+    """What may stand behind --strategy sandblaster:."""
+
+    name = "sandblaster"
+    chunk: int = key(64, "samples that a replica is given at once")
+    history: int = key(10, "pairs of steps and gradient changes that L-BFGS keeps")
+
+
+def Sandblaster(
+    network: Network,
+    loss: Loss,
+    optimizer: QuasiNewton,
+    communicator=None,
+    seed: int = 0,
+    servers: int = 1,
+    place: str = "own",
+    *,
+    chunk: int = 64,
+    same_batch: bool | None = None,
+    limit: float = 300.0,
+) -> DistributedTrainer:
     """`Trainer` with L-BFGS, on a coordinator, replicas and shards; on one process all of them are there, too.
 
     `shard` is the whole batch on a replica, and nothing elsewhere. The sum of a gradient has the same bits for any
@@ -57,104 +80,54 @@ class Sandblaster(DistributedTrainer):
     ReplicaError
         If ranks were given different networks, losses, optimizers or settings.
     """
+    from parallel.strategies.line_search import LineSearchTrainer
 
-    searches = True
-
-    def __init__(
-        self,
-        network: Network,
-        loss: Loss,
-        optimizer: QuasiNewton,
-        communicator=None,
-        seed: int = 0,
-        servers: int = 1,
-        place: str = "own",
-        *,
-        chunk: int = 64,
-        same_batch: bool | None = None,
-        limit: float = LIMIT,
-    ):
-        if not isinstance(optimizer, QuasiNewton):
-            raise ValueError(f"Sandblaster searches along lines: expected QuasiNewton, given {optimizer!r}")
-        if chunk < 1:
-            raise ValueError(f"Sandblaster: chunk must be at least 1 sample, given {chunk}")
-        refuse_changing(network)
-        if communicator:
-            agree(communicator, {"Sandblaster": f"{servers} shards on {place}, chunks of {chunk}, same={same_batch}"})
-        exchange = Commanded(communicator.size if communicator else 1, servers, place, limit)
-        mesh = Mesh(communicator, exchange.workers if communicator else None)
-        self.same_batch, self.samples = same_batch, None
-        super().__init__(network, loss, optimizer, mesh, Chunks(chunk), exchange, seed, "Sandblaster")
-
-    def make_step(self, x, y, total, accumulate):
-        """One iteration of L-BFGS on a batch; returns the loss before it.
-
-        Raises
-        ------
-        NonFiniteLoss
-            The loss at the start is not finite; nothing was changed.
-        """
-        chunks = -(-total // self.pass_.size)
-
-        def compute(number: int) -> float:
-            micro = self.pass_.chunk(number, total)
-            return self.compute_gradients(x[micro.rows], y[micro.rows], total, micro)
-
-        loss = self.exchange.search(compute, chunks, bool(self.same_batch) and self.samples in (None, total))
-        if not math.isfinite(loss):
-            rows = [micro.rows for micro in self.pass_.divide(len(x), total, 1)]
-            raise self.bad_step(loss, [(each.start, x[each]) for each in rows])
-        self.samples = total
-        self.steps += 1
-        if self.exchange.finished:
-            self.say(f"step {self.steps}: {self.exchange.finished}")
-        return loss
-
-    def tell_epoch(self, steps):
-        if self.same_batch is None:
-            self.same_batch = steps == 1
-
-    def size_of_batch(self, x, y, total, accumulate):
-        """As for Trainer, of all samples of the batch on a replica, and none elsewhere (collective).
-
-        Raises
-        ------
-        ValueError
-            Ranks were given different sizes or shards (all ranks refuse), or micro-batches: a batch is cut into chunks.
-        """
-        self.check_open()
-        samples = len(x)
-        if accumulate != 1:
-            raise ValueError(f"Sandblaster cuts a batch into chunks already: leave out accumulate, given {accumulate}")
-        if total is None and self.mesh.size == 1:
-            total = samples
-        told = self.mesh.allgather((samples, total))
-        for rank, (samples, total) in enumerate(told):
-            expected = told[0][1] if self.mesh.size == 1 or rank in self.exchange.workers else 0
-            if total is None or total != told[0][1] or samples != expected or total < 1:
-                raise ValueError(
-                    f"step {self.steps}: rank {rank} has {samples} samples of a batch of {total}; expected {expected} "
-                    f"of {told[0][1]}: a replica has the whole batch, the others none of it, as a Loader gives it"
-                )
-        return told[0][1]
+    more = {"chunk": chunk, "same_batch": same_batch, "limit": limit}
+    return LineSearchTrainer(network, loss, optimizer, communicator, seed, servers, place, **more)
 
 
-def refuse_changing(network: Network) -> None:
-    """Refuse layers whose outputs change from one evaluation to the next: a line search would follow noise."""
-    if network.buffer_layout.size:
-        name = next(iter(network.buffer_layout.specs))
-        raise ValueError(
-            f"Sandblaster: {name} of {network.name} moves with every batch, and a line search needs one function: use "
-            "layer normalisation in place of batch normalisation"
-        )
-    if network.mixed:
-        raise ValueError(
-            f"Sandblaster: {network.name} keeps float16, and a line search needs gradients as exact as the loss: build "
-            "it without mixed"
-        )
-    for path, layer, _, _ in network.layers():
-        if isinstance(layer, Dropout) and layer.rate:
-            raise ValueError(
-                f"Sandblaster: {layer!r} at {path} of {network.name} is another function every time, and a line search "
-                "needs one: leave it out"
-            )
+def check(options, ranks: int | None, network, optimizer) -> int:
+    """Refuse roles that there are no ranks for, and networks that are not one function."""
+    from parallel.exchange.commanded.shards import parts
+    from parallel.exchange.push_pull import server_slices
+    from parallel.strategies.line_search import refuse_changing
+
+    parts(max(1, ranks or 1), options.servers, options.server_place)
+    server_slices(network.layout.size, options.servers)
+    refuse_changing(network)
+    return 1
+
+
+def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
+    """L-BFGS, by a coordinator, shards and replicas; on one process, too."""
+    arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
+    return Sandblaster(
+        *arguments,
+        chunk=SandblasterKeys.parse(options.strategy).chunk,
+        same_batch=False if options.augment else None,
+        limit=options.watch or math.inf,
+    )
+
+
+STRATEGY = Strategy(
+    name="sandblaster",
+    title="Sandblaster L-BFGS",
+    sources=("Dean et al. 2012",),
+    build=build,
+    supports=replace(
+        APART,
+        elastic=False,
+        parts=False,
+        not_parts="a batch is cut into chunks already: say how large by sandblaster:chunk=N",
+        not_compressed="a line search needs gradients as they are",
+    ),
+    options=(ServerOptions,),
+    keys=SandblasterKeys,
+    public=("Sandblaster",),
+    check=check,
+    serves=True,
+    searches=True,
+    summary="L-BFGS by a coordinator that holds no parameters; replicas compute gradients of chunks of the batch",
+    memory="8 Psi for a replica; 8 (2 m + 4) Psi/N for a shard and m pairs",
+    traffic="Psi for each evaluation and chunk",
+)

@@ -17,16 +17,43 @@ Sources: Rajbhandari et al. 2020 (ZeRO); Zhao et al. 2023 (FSDP).
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
 from collectives.failures.launch_check import nodes_of
-from parallel.exchange.compression.base import Compressor
-from parallel.exchange.sharded import Sharded
-from parallel.mesh import Mesh
-from parallel.passes.virtual_shards import VirtualShards
-from parallel.passes.whole import Whole
-from parallel.strategies.capabilities import CAPABILITIES
-from parallel.trainer import DistributedTrainer
+from parallel.settings import option
+from parallel.strategies.declaration import ALL_AXES, KEEP_NOTHING, Strategy, Supports
+
+if TYPE_CHECKING:
+    from parallel.exchange.compression.base import Compressor
+    from parallel.exchange.sharded import Sharded
+    from parallel.trainer import DistributedTrainer
 
 UNIT_BYTES = 1 << 20
+STAGES = {"zero1": 1, "zero2": 2, "fsdp": 3}
+
+
+@dataclass
+class ShardOptions:
+    """How ZeRO cuts a network, and where shards lie."""
+
+    unit: float = option(1.0, "MiB of neighbouring layers' parameters that travel together", metavar="MIB", above=0)
+    offload: str | None = option(
+        None, "keep the shards in memory-mapped files there, gone when the run ends", metavar="DIR"
+    )
+
+
+@dataclass
+class PrefetchOptions:
+    """How far ahead parameters are gathered."""
+
+    prefetch: int | None = option(
+        None, "units gathered ahead while others compute (default: 1 between nodes, 0 on one)", metavar="N", least=0
+    )
+
+
+NOT_COMPRESSED = "what a method keeps of all parameters on every rank is what shards are to save"
+NOT_STAGES = "a stage would reduce its gradients, and gather its parameters, once for each micro-batch; use zero1"
 
 
 def ZeRO1(
@@ -130,14 +157,96 @@ def sharding(
     ValueError
         A compressor that keeps something.
     """
+    from parallel.exchange.sharded import Sharded
+
     if compressor and (compressor.memories or compressor.no_messages):
-        raise ValueError(f"{compressor!r} does not work with shards: {CAPABILITIES['zero1'].not_compressed}")
+        raise ValueError(f"{compressor!r} does not work with shards: {NOT_COMPRESSED}")
     together = len(set(nodes_of(communicator))) == 1  # ranks can read each other's memory
     return Sharded(stage, unit_bytes, offload, together, prefetch, compressor)
 
 
 def _zero(stage, name, network, loss, optimizer, communicator, seed, compressor, shards, *cut) -> DistributedTrainer:
+    from parallel.mesh import Mesh
+    from parallel.passes.virtual_shards import VirtualShards
+    from parallel.passes.whole import Whole
+    from parallel.trainer import DistributedTrainer
+
     exchange = sharding(communicator, stage, *cut, compressor)
     pass_ = VirtualShards(shards) if shards else Whole()
     name = f"{'Compressed' * bool(compressor)}{'Reproducible' * bool(shards)}{name}"
     return DistributedTrainer(network, loss, optimizer, Mesh(communicator), pass_, exchange, seed, name)
+
+
+def check(options, ranks: int | None, network, optimizer) -> None:
+    """Refuse norms of whole tensors beside virtual shards."""
+    if options.reproducible:
+        from parallel.passes import virtual_shards
+
+        virtual_shards.refuse_norms(optimizer)
+
+
+def shard_arguments(options) -> dict:
+    """Return how the network is cut, and where shards lie."""
+    more = {"prefetch": options.prefetch} if options.strategy_name == "fsdp" else {}
+    return {"unit_bytes": int(options.unit * 2**20), "offload": options.offload, **more}
+
+
+def summed(options) -> dict:
+    """Return how gradients are summed, where it is not the usual way."""
+    from parallel.exchange import compression
+
+    compressor = compression.parse(options.compress) if options.compress else None
+    return {"compressor": compressor, "shards": options.reproducible or 0}
+
+
+def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
+    """Moments, gradients, parameters in shards, by the name of the strategy."""
+    make = {"zero1": ZeRO1, "zero2": ZeRO2, "fsdp": FullyShardedDataParallel}[options.strategy_name]
+    arguments = network, loss, optimizer, communicator, options.seed
+    return make(*arguments, **shard_arguments(options), **summed(options))
+
+
+SHARDED = Supports(
+    axes=tuple(axis for axis in ALL_AXES if axis != "pipeline"),
+    not_stages=NOT_STAGES,
+    mixed=True,
+    elastic=True,
+    compress=KEEP_NOTHING,
+    not_compressed=NOT_COMPRESSED,
+    norms="no LARS, LAMB or clipping by norms",
+)
+ZERO1 = Strategy(
+    name="zero1",
+    title="ZeRO stage 1",
+    sources=("Rajbhandari et al. 2020",),
+    build=build,
+    supports=replace(SHARDED, axes=ALL_AXES, not_stages=""),
+    options=(ShardOptions,),
+    public=("ZeRO1", "ReproducibleZeRO1"),
+    check=check,
+    summary="the optimizer's state in shards",
+    memory="8 Psi + 8 Psi/N",
+    traffic="2 Psi",
+)
+ZERO2 = replace(
+    ZERO1,
+    name="zero2",
+    title="ZeRO stage 2",
+    supports=SHARDED,
+    public=("ZeRO2", "ReproducibleZeRO2"),
+    whole=1,
+    summary="and the gradients",
+    memory="4 Psi + 12 Psi/N",
+)
+FSDP = replace(
+    ZERO2,
+    name="fsdp",
+    title="Fully sharded data parallelism (ZeRO stage 3)",
+    sources=("Rajbhandari et al. 2020", "Zhao et al. 2023"),
+    options=(ShardOptions, PrefetchOptions),
+    public=("FullyShardedDataParallel", "ReproducibleFullyShardedDataParallel"),
+    whole=0,
+    summary="and the parameters (ZeRO-3): gathered layer by layer, freed after use",
+    memory="16 Psi/N",
+    traffic="3 Psi",
+)

@@ -30,8 +30,9 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from parallel.command.options import OptionError, Options, name_of  # noqa: E402 - found beside this file
+from parallel.command.options import Options  # noqa: E402 - found beside this file
 from parallel.launch import launcher  # noqa: E402
+from parallel.settings import OptionError, name_of  # noqa: E402 - found beside this file
 
 ONE = "one process"
 # name -> (options, as of scripts/train.py; color)
@@ -148,11 +149,11 @@ def train(chosen: argparse.Namespace, asked: Options, parts, ranks, slow: bool) 
     import nn
     from collectives import Communicator
     from parallel.command import factory
-    from parallel.command.registry import STRATEGIES
+    from parallel.strategies import build_trainer
 
     data, one = parts.data, ranks.size == 1
     made = factory.network(asked, data), parts.loss, factory.optimizer(asked)
-    trainer = nn.Trainer(*made) if one else STRATEGIES[asked.strategy_name](asked, *made, Communicator(ranks))
+    trainer = nn.Trainer(*made) if one else build_trainer(asked, *made, Communicator(ranks))
     chunks = asked.strategy_name == "sandblaster"  # a step is a line search over all samples, dealt out in chunks
     works = one or chunks or trainer.mesh.index is not None
     apart = not one and name_of(asked.strategy) in ("ps", "downpour")

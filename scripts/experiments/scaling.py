@@ -183,14 +183,14 @@ def one_point(world, task: dict, batch: int) -> dict:
     import nn
     from collectives.steps import chunk
     from parallel.command.options import Options
-    from parallel.command.registry import STRATEGIES as MAKE
     from parallel.planning.layer_times import measure_layers, random_batch
+    from parallel.strategies import build_trainer
 
     network = model_of(SimpleNamespace(**task))
     make = lambda: (model_of(SimpleNamespace(**task)), nn.CrossEntropyLoss(), nn.SGD(1e-3))
     words, micro, cuts = options_of(task["strategy"], network, world.size)
     one = nn.Trainer(*make())
-    trainer = one if world.size == 1 else MAKE[words["strategy"]](Options(**words), *make(), world)
+    trainer = one if world.size == 1 else build_trainer(Options(**words), *make(), world)
     parts = {"ps": world.size - 1, "tensor": 1}.get(task["strategy"], micro or world.size)
     share = -(-batch // parts)
     mine = random_batch(network, share)

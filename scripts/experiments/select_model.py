@@ -35,10 +35,11 @@ import nn  # noqa: E402
 from nn.analysis.inspection import table  # noqa: E402
 from nn.training.checkpoints import write_atomically  # noqa: E402
 from parallel.command import factory  # noqa: E402
-from parallel.command.options import FIELDS, TYPES, OptionError, Options, changed, flag, names_of  # noqa: E402
+from parallel.command.options import FIELDS, TYPES, Options, names_of  # noqa: E402
 from parallel.command.parsing import nearest, parse  # noqa: E402
 from parallel.command.rules import check_directory  # noqa: E402
 from parallel.launch import launcher  # noqa: E402
+from parallel.settings import OptionError, changed, flag  # noqa: E402
 
 NAMES = [name for topic in ("data", "network", "learning") for name in names_of(topic)]
 ALIKE = ("data", "data_dir", "limit", "length", "mask", "validation", "seed")  # they say what all trials are judged by

@@ -15,9 +15,10 @@ from conftest import PATIENCE
 from equality import OPTIMIZERS, SEED, batches, cnn, dataset, difference, mlp, train
 
 import nn
-from parallel.command.options import OptionError, Options
+from parallel.command.options import Options
 from parallel.command.parsing import parse
 from parallel.launch import launcher
+from parallel.settings import OptionError
 
 ROOT = Path(__file__).parents[2]
 LATE = ("ssp:0", "ssp:1", "async", "ssp:2,ahead=1", "async:ahead=1")

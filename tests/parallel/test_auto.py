@@ -11,11 +11,12 @@ from collectives.pricing.networks import NETWORKS
 from nn.optim import clipping
 from parallel.command import auto, sizes
 from parallel.command.factory import Parts, prepare
-from parallel.command.options import OptionError, Options
+from parallel.command.options import Options
 from parallel.command.parsing import parse, resumed
 from parallel.planning.job import Job
 from parallel.planning.predict import ranking
 from parallel.planning.profile import LayerProfile
+from parallel.settings import OptionError
 
 SLOW = NETWORKS["gigabit"].with_ranks_per_node(1)
 

@@ -53,13 +53,13 @@ def test_one_process(parts):
 @pytest.mark.mpi(ranks=3)
 def test_every_strategy(comm):
     from collectives import Communicator
-    from parallel.command.registry import STRATEGIES
+    from parallel.strategies import build_trainer
 
     for given in EVERYTHING:
         options = Options(batch=BATCH, **given)
         alone = "reproducible" in given  # synchronised statistics need all shards at once
         for synchronized, parts in ((False, 1),) if alone else ((False, 2), (True, 1)):
-            make = STRATEGIES[options.strategy]
+            make = build_trainer
             network = cnn(synchronized)
             trainer = make(options, network, nn.CrossEntropyLoss(), nn.Adam(0.01), Communicator(comm))
             try:
@@ -90,14 +90,14 @@ def test_a_clip_that_finds_no_finite_norm_leaves_running_statistics():
 def test_such_a_clip_is_told_by_all_ranks(comm):
     """One layer's gradient is finite and its square is not: no rank goes on alone, or waits for one that does not."""
     from collectives import Communicator
-    from parallel.command.registry import STRATEGIES
+    from parallel.strategies import build_trainer
 
     workers = {"strategy": "ps", "servers": 2, "server_place": "workers"}
     for given, clip in product([*EVERYTHING[:6], {"node_memory": "off"}, workers, {"strategy": "tensor"}], CLIPS[1:]):
         network = nn.Network(Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 5)), (40,), np.float64)
         options = Options(**{"batch": 6, "strategy": "ddp"} | given)
         rule = nn.SGD(0.1, 0.9, clip=clip)
-        many = STRATEGIES[options.strategy](options, network, nn.CrossEntropyLoss(), rule, Communicator(comm))
+        many = build_trainer(options, network, nn.CrossEntropyLoss(), rule, Communicator(comm))
         before = kept(many)
         mine = slice(*chunk(6, many.shard[1], many.shard[0])) if many.shard[0] is not None else slice(0)
         x, y = np.random.default_rng(0).random((6, 40))[mine], (np.arange(6) % 5)[mine]

@@ -6,8 +6,7 @@ from equality import CHOOSY
 
 import nn
 from parallel.command.options import Options
-from parallel.command.registry import STRATEGIES
-from parallel.strategies.capabilities import AS_ONE
+from parallel.strategies import AS_ONE, build_trainer
 
 
 def network():
@@ -42,7 +41,7 @@ def test_the_best_epoch_is_put_back_on_all_ranks(comm, strategy, reproducible, t
     communicator = Communicator(comm)
     directory = comm.bcast(str(tmp_path_factory.mktemp("best")))
     options = Options(strategy=strategy, reproducible=reproducible, dtype="float64")
-    trainer = STRATEGIES[strategy](options, network(), nn.CrossEntropyLoss(), nn.SGD(0.3, 0.9), communicator)
+    trainer = build_trainer(options, network(), nn.CrossEntropyLoss(), nn.SGD(0.3, 0.9), communicator)
     best, training = train(trainer, directory, 4)
     assert best.epoch == 2 and training.epoch == 4
     trainer.check_replicas()

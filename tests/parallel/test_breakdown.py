@@ -224,8 +224,7 @@ def test_a_slow_rank_lets_the_others_wait(comm):
 def test_every_strategy_has_its_breakdown(comm):
     """The parts of a step are found, and make up most of its time."""
     from collectives import Communicator
-    from parallel.command.registry import STRATEGIES
-    from parallel.strategies.capabilities import AS_ONE
+    from parallel.strategies import AS_ONE, STRATEGIES
 
     communicator, data = Communicator(comm), dataset()
     for name, make in STRATEGIES.items():

@@ -28,11 +28,11 @@ STRATEGIES = {
 def trainer(comm, optimizer="momentum", **options):
     from collectives import Communicator
     from parallel.command.options import Options
-    from parallel.command.registry import STRATEGIES
+    from parallel.strategies import build_trainer
 
     options = Options(seed=SEED, **options)
     rule = OPTIMIZERS[optimizer]()
-    return STRATEGIES[options.strategy](options, mlp(), nn.CrossEntropyLoss(), rule, Communicator(comm))
+    return build_trainer(options, mlp(), nn.CrossEntropyLoss(), rule, Communicator(comm))
 
 
 class Scores(nn.Callback):

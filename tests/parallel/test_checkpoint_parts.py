@@ -48,7 +48,7 @@ def network(strategy):
 def trainer(comm, given):
     from collectives import Communicator
     from parallel.command.options import Options
-    from parallel.command.registry import STRATEGIES
+    from parallel.strategies import STRATEGIES
 
     given = {"strategy": "ddp", **given}
     options = Options(seed=SEED, batch=16, **given)

@@ -31,15 +31,14 @@ def shared_memory() -> int:
 @pytest.mark.mpi(ranks=2)
 def test_nothing_refers_to_a_closed_trainer(comm):
     from collectives import Communicator
-    from parallel.command.registry import STRATEGIES
     from parallel.reports.traffic import Traffic
-    from parallel.strategies.capabilities import CAPABILITIES
+    from parallel.strategies import STRATEGIES, build_trainer
 
     ways = [{}, {"reproducible": 4}], [name for name in STRATEGIES if name not in CHOOSY]
     cases = [
         options | {"strategy": name}
         for options, name in product(*ways)
-        if CAPABILITIES[name].reproducible or not options
+        if STRATEGIES[name].supports.reproducible or not options
     ]
     cases += [{"strategy": "ps", "consistency": "async"}, {"strategy": "ddp", "consistency": "stale:1"}]
     cases += [{"strategy": "ddp", "overlap": way} for way in ("poke", "thread")]
@@ -49,7 +48,7 @@ def test_nothing_refers_to_a_closed_trainer(comm):
         for case in cases:
             communicator = Communicator(comm)
             made = MODELS["mlp"](), nn.CrossEntropyLoss(), nn.SGD(0.1), Traffic(communicator)
-            trainer = STRATEGIES[case["strategy"]](Options(**case, batch=16), *made)
+            trainer = build_trainer(Options(**case, batch=16), *made)
             trainer.tell_epoch(3)
             for batch in batches("mlp", trainer.shard, 2):
                 trainer.step(*batch)

@@ -1,5 +1,6 @@
 """What the strategies declare holds: what they can is what one process computes, what they cannot is refused."""
 
+import dataclasses
 import os
 
 import numpy as np
@@ -7,9 +8,11 @@ import pytest
 from equality import BATCH, CLIPS, MODELS, OPTIMIZERS, SEED, batches, cnn, difference
 
 import nn
-from parallel.command.options import OptionError, Options
+from parallel.command.options import Options
 from parallel.command.parsing import parse
-from parallel.strategies.capabilities import ALL, APART, AS_ONE, CAPABILITIES, why_not
+from parallel.settings import OptionError
+from parallel.strategies import AS_ONE, STRATEGIES, build_trainer
+from parallel.strategies.declaration import ALL, NEVER_TOGETHER, Supports
 
 DRAWN = 8 * int(os.environ.get("RINGPROP_FUZZ", 1))
 EXACT = {
@@ -24,9 +27,8 @@ EXACT = {
 def train(comm, options, network, optimizer, steps=3):
     """(trainer after some steps, losses) as the options say."""
     from collectives import Communicator
-    from parallel.command.registry import STRATEGIES
 
-    make = STRATEGIES[options.strategy]
+    make = build_trainer
     many = make(options, network, nn.CrossEntropyLoss(), optimizer, Communicator(comm))
     return many, [many.step(*batch, accumulate=options.accumulate) for batch in batches("mlp", many.shard, steps)]
 
@@ -63,7 +65,7 @@ def assert_as_one_process(comm, given, model="mlp", optimizer="adam", clip=0):
 @pytest.mark.mpi(ranks=3)
 def test_every_declared_combination_is_what_one_process_computes(comm):
     for strategy in AS_ONE:
-        can = CAPABILITIES[strategy]
+        can = STRATEGIES[strategy].supports
         for method in (name for name in can.compress if name in EXACT):
             for more in ({}, {"accumulate": 3}) if can.parts else ({},):
                 optimizer = "sgd" if method == "dgc" else "adam"
@@ -106,7 +108,7 @@ def test_drawn_combinations_are_what_one_process_computes(comm):
     rng = np.random.default_rng(int(os.environ.get("RINGPROP_FUZZ", 1)))
     for _ in range(DRAWN):
         strategy = str(rng.choice(AS_ONE))
-        given, can = {"strategy": strategy}, CAPABILITIES[strategy]
+        given, can = {"strategy": strategy}, STRATEGIES[strategy].supports
         ways = ["plain", "compress", *(["reproducible"] if can.reproducible else [])]
         way = rng.choice(ways) if can.parts else "pipeline"
         optimizer, clip = str(rng.choice(["momentum", "nesterov", "adam", "lars", "lamb"])), int(rng.integers(3))
@@ -133,7 +135,7 @@ def test_drawn_combinations_are_what_one_process_computes(comm):
         assert_as_one_process(comm, given, "mlp", optimizer, clip)
 
 
-@pytest.mark.parametrize("strategy", CAPABILITIES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_is_not_declared_is_refused_with_its_reason(strategy):
     """On the command line, in time; as the declaration says."""
     from parallel.command.factory import prepare
@@ -143,8 +145,8 @@ def test_what_is_not_declared_is_refused_with_its_reason(strategy):
     ranks = ["--ranks", "4", "--mesh", halves[strategy]] if strategy in halves else ["--ranks", "3"]
     for method in ALL:
         options = [*fitting, "--compress", method, *ranks, "--limit", "60", "--model", "mlp:64,9,9,10"]
-        why = why_not(strategy, method)
-        assert bool(why) == (method not in CAPABILITIES[strategy].compress)
+        why = STRATEGIES[strategy].supports.why_not(method)
+        assert bool(why) == (method not in STRATEGIES[strategy].supports.compress)
         if why:
             with pytest.raises(OptionError, match="compress") as error:
                 prepare(parse(options))
@@ -159,12 +161,12 @@ def test_what_is_not_declared_is_refused_with_its_reason(strategy):
         "elastic": ("--elastic", "shrink:min=1"),
     }
     for name, words in asked.items():
-        if why := why_not(strategy, None, name):
+        if why := STRATEGIES[strategy].supports.why_not(None, name):
             with pytest.raises(OptionError) as error:
                 prepare(parse([*fitting, *words, "--ranks", "3", "--limit", "60", "--model", "mlp:64,9,9,10"]))
             assert why in str(error.value), (strategy, name)
     values = {"accumulate": ["2"], "reproducible": ["4"], "sync_batch_norm": [], "compress": ["none"]}
-    for pair, why in APART.items():
+    for pair, why in NEVER_TOGETHER.items():
         flags = [word for name in pair for word in ["--" + name.replace("_", "-"), *values[name]]]
         with pytest.raises(OptionError) as error:
             parse([*fitting, *flags])
@@ -173,10 +175,9 @@ def test_what_is_not_declared_is_refused_with_its_reason(strategy):
 
 def test_mixed_precision_is_refused_where_no_strategy_declares_it(monkeypatch):
     from parallel.command.factory import prepare
-    from parallel.strategies import capabilities
 
     options = ["--dtype", "mixed", "--limit", "60", "--ranks", "2", "--strategy", "zero1"]
     prepare(parse(options))
-    monkeypatch.setitem(capabilities.CAPABILITIES, "zero1", capabilities.Capabilities())
+    monkeypatch.setitem(STRATEGIES, "zero1", dataclasses.replace(STRATEGIES["zero1"], supports=Supports()))
     with pytest.raises(OptionError, match="--dtype mixed does not go with --strategy zero1: no step is skipped by all"):
         prepare(parse(options))

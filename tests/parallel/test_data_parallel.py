@@ -44,11 +44,11 @@ def strategy(comm, **options):
     """The trainer that these options of the command line ask for."""
     from collectives import Communicator
     from parallel.command.options import Options
-    from parallel.command.registry import STRATEGIES
+    from parallel.strategies import build_trainer
 
     options = Options(seed=SEED, **options)
     network, optimizer = mlp(), OPTIMIZERS["momentum"]()
-    return STRATEGIES[options.strategy](options, network, nn.CrossEntropyLoss(), optimizer, Communicator(comm))
+    return build_trainer(options, network, nn.CrossEntropyLoss(), optimizer, Communicator(comm))
 
 
 def maker(comm, allreduce="auto", **options):

@@ -108,11 +108,11 @@ def reference(network, given, optimizer, parts, sizes):
 
 
 def assert_as_one_process(communicator, case):
-    from parallel.command.registry import STRATEGIES
+    from parallel.strategies import build_trainer
 
     one, losses = reference(*case[1:])
     given = case.options, case.build(), nn.CrossEntropyLoss(), OPTIMIZERS[case.optimizer]()
-    many = STRATEGIES[case.options.strategy](*given, communicator)
+    many = build_trainer(*given, communicator)
     found = train(many, 1 if case.options.pipeline else case.parts, case.sizes)
     np.testing.assert_allclose(found, losses, rtol=1e-12, err_msg=f"{case}")
     many.check_replicas()

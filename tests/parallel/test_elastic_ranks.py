@@ -24,15 +24,14 @@ from collectives.failures.job_end import HANGING
 from collectives.failures.watchdog import STATUS
 from parallel import FullyShardedDataParallel, ZeRO1, ZeRO2
 from parallel.command.main import RESTARTS, TERMINATED, without_banners
-from parallel.command.options import OptionError
 from parallel.command.parsing import parse
-from parallel.command.rules import check_survivors
 from parallel.elastic.chaos import Chaos, result
 from parallel.elastic.heartbeat import Heartbeat, Stuck, born
 from parallel.elastic.ledger import Ledger, LedgerError
 from parallel.elastic.mirrors import Mirrors
-from parallel.elastic.policy import Policy
+from parallel.elastic.policy import Policy, check_ranks
 from parallel.launch import launcher
+from parallel.settings import OptionError
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import netlab
@@ -565,15 +564,15 @@ def test_what_cannot_be_is_refused(monkeypatch):
         with pytest.raises(OptionError, match=said):
             parse(["--elastic", "shrink", *given.split()])
     with pytest.raises(ValueError, match="expected one of shrink, respawn"):
-        check_survivors(parse(["--elastic", "grow"]), 0)
-    check_survivors(parse(["--elastic", "shrink"]), 0)
+        check_ranks(parse(["--elastic", "grow"]), 0)
+    check_ranks(parse(["--elastic", "shrink"]), 0)
     options = parse(["--elastic", "shrink:min=3", "--ranks", "2"])
     monkeypatch.setattr(launcher, "why_all_end", lambda: "")
     with pytest.raises(OptionError, match="2 ranks are fewer than min=3: start more"):
-        check_survivors(options, 2)
+        check_ranks(options, 2)
     monkeypatch.setattr(launcher, "why_all_end", lambda: "this MPI has no fault tolerance")
     with pytest.raises(OptionError, match=r"no fault tolerance; or leave it out, and start the run by scripts/superv"):
-        check_survivors(options, 4)
+        check_ranks(options, 4)
 
 
 def test_noise_of_the_launcher_is_left_out():

@@ -10,11 +10,11 @@ import nn
 from collectives import Communicator
 from nn.training.stored import Fragment
 from parallel import Pipeline, TensorParallel
-from parallel.command.axes import fitting
-from parallel.command.options import OptionError
 from parallel.command.parsing import parse
 from parallel.elastic.chaos import result
 from parallel.elastic.mirrors import Mirrors, Part
+from parallel.settings import OptionError
+from parallel.strategies.axes import fitting
 
 DEEP = "--model", "mlp:64,16,16,10"
 ADAM = "--optimizer", "adam", "--lr", "0.01"

@@ -5,9 +5,9 @@ import pytest
 
 import nn
 from parallel.command import factory
-from parallel.command.options import OptionError
 from parallel.command.parsing import parse
 from parallel.command.training_run import make_trainer, start_from
+from parallel.settings import OptionError
 
 
 def saved(folder, model="mlp:64,12,10"):

@@ -48,11 +48,11 @@ def one_process():
 
 def many_ranks(comm, given, count=5):
     from collectives import Communicator
-    from parallel.command.registry import STRATEGIES
+    from parallel.strategies import build_trainer
 
     options = Options(batch=BATCH, seed=SEED, **given)
     optimizer = nn.Adam(0.01, eps=1e-4)
-    many = STRATEGIES[options.strategy](options, network(), nn.CrossEntropyLoss(), optimizer, Communicator(comm))
+    many = build_trainer(options, network(), nn.CrossEntropyLoss(), optimizer, Communicator(comm))
     return many, steps(many, options.accumulate, count)
 
 

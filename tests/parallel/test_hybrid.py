@@ -65,12 +65,12 @@ def world(comm):
 
 def trainer(ranks, mesh, network, optimizer, schedule="1f1b", strategy="ddp", **more):
     """What train.py makes of --mesh data=D,pipeline=P,tensor=T."""
-    from parallel.command.registry import STRATEGIES
+    from parallel.strategies import build_trainer
 
     text = ",".join(f"{axis}={size}" for axis, size in zip(("data", "pipeline", "tensor"), mesh, strict=True))
     line = f"{schedule}:micro={MICRO}" if mesh[1] > 1 else None
     options = Options(strategy=strategy, mesh=text, pipeline=line, seed=SEED, batch=32, **more)
-    return STRATEGIES[options.strategy_name](options, network, nn.CrossEntropyLoss(), optimizer, ranks)
+    return build_trainer(options, network, nn.CrossEntropyLoss(), optimizer, ranks)
 
 
 def steps(many, mesh, sizes=(10, 10, 3)):

@@ -27,10 +27,10 @@ def data():
 
 def make(comm, options, network):
     from collectives import Communicator
-    from parallel.command.registry import STRATEGIES
+    from parallel.strategies import build_trainer
 
     options, rule = Options(**options, batch=16, seed=SEED), OPTIMIZERS["momentum"]()
-    return STRATEGIES[options.strategy](options, network, nn.CrossEntropyLoss(), rule, Communicator(comm))
+    return build_trainer(options, network, nn.CrossEntropyLoss(), rule, Communicator(comm))
 
 
 @pytest.mark.mpi(ranks=3)

@@ -35,11 +35,11 @@ def network():
 def train(comm, case: dict, look: bool):
     """(state when all have met, what was counted, what the log says, losses of the steps)"""
     from collectives import Communicator
-    from parallel.command.registry import STRATEGIES
+    from parallel.strategies import build_trainer
 
     communicator, options, said = Communicator(comm), Options(**case, batch=8), []
     made = network(), nn.CrossEntropyLoss(), nn.Adam(0.01), communicator
-    trainer = STRATEGIES[options.strategy_name](options, *made)
+    trainer = build_trainer(options, *made)
     trainer.say, trainer.tell_epoch = said.append, lambda steps: None
     data = dataset("mlp")
     index, count = trainer.shard[:2]

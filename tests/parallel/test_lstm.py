@@ -16,7 +16,7 @@ def network():
 def test_every_way_of_sharing_is_one_process(comm):
     from collectives import Communicator
     from parallel.command.options import Options
-    from parallel.command.registry import STRATEGIES
+    from parallel.strategies import build_trainer
 
     one = nn.Trainer(network(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
     losses = [one.step(*batch) for batch in batches("transformer", (0, 1), 3)]
@@ -29,7 +29,7 @@ def test_every_way_of_sharing_is_one_process(comm):
     for given in ways:
         options = Options(batch=16, seed=SEED, **given)
         rule = OPTIMIZERS["adam"]()
-        make = STRATEGIES[options.strategy]
+        make = build_trainer
         many = make(options, network(), nn.CrossEntropyLoss(), rule, Communicator(comm))
         found = [many.step(*batch) for batch in batches("transformer", many.shard, 3)]
         np.testing.assert_allclose(found, losses, rtol=1e-12, err_msg=str(given))

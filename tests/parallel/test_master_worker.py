@@ -140,11 +140,11 @@ def test_nan_is_told_by_all_before_the_update(comm):
 @pytest.mark.mpi(ranks=3)
 def test_a_batch_that_is_too_small_is_refused(comm):
     from collectives import Communicator
-    from parallel.command.registry import STRATEGIES
+    from parallel.strategies import build_trainer
 
     options = SimpleNamespace(batch=2, seed=SEED)
     with pytest.raises(ValueError, match="--batch 2 cannot be cut among 3 ranks: use a batch of at least 3"):
-        STRATEGIES["dp"](options, mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm))
+        build_trainer(options, mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm))
 
 
 @pytest.mark.mpi(ranks=3)

@@ -27,14 +27,14 @@ def network():
 @pytest.mark.mpi(ranks=4)
 def test_every_strategy(comm):
     from collectives import Communicator
-    from parallel.command.registry import STRATEGIES
+    from parallel.strategies import build_trainer
 
     one = nn.Trainer(network(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](CLIPS[1]), SEED)
     losses = train(one, "mlp")
     for given in EVERYTHING:
         options = Options(batch=BATCH, seed=SEED, **given)
         optimizer = OPTIMIZERS["adam"](one.optimizer.clip)
-        many = STRATEGIES[options.strategy](options, network(), nn.CrossEntropyLoss(), optimizer, Communicator(comm))
+        many = build_trainer(options, network(), nn.CrossEntropyLoss(), optimizer, Communicator(comm))
         found = [many.step(*batch, accumulate=3) for batch in batches("mlp", many.shard)]
         assert found == pytest.approx(losses, rel=1e-12), given
         alone = many.alone()

@@ -26,8 +26,7 @@ def train(make, corrected=True):
 @pytest.mark.mpi(ranks=[2, 3])
 def test_every_strategy_corrects_as_one_process_does(comm):
     from collectives import Communicator
-    from parallel.command.registry import STRATEGIES
-    from parallel.strategies.capabilities import AS_ONE
+    from parallel.strategies import AS_ONE, build_trainer
 
     communicator = Communicator(comm)
     one = dict(train(nn.Trainer).entries())
@@ -35,7 +34,7 @@ def test_every_strategy_corrects_as_one_process_does(comm):
     assert max(np.abs(array - one[name]).max() for name, array in plain.entries()) > 1e-3, "control: without it"
     for name, more in [(name, {}) for name in AS_ONE if name not in CHOOSY] + [("ddp", {"node_memory": "off"})]:
         options = Options(strategy=name, batch=10, seed=0, **more)
-        many = train(lambda *given, o=options: STRATEGIES[o.strategy](o, *given, communicator))
+        many = train(lambda *given, o=options: build_trainer(o, *given, communicator))
         for entry, array in many.entries():
             if comm.rank == 0:
                 np.testing.assert_allclose(array, one[entry], rtol=1e-12, atol=1e-14, err_msg=f"{name}: {entry}")

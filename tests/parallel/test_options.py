@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from parallel.command import options, rules
-from parallel.command.options import FIELDS, TOPICS, TYPES, OptionError, Options, flag, names_of, off_flag
+from parallel.command import options, resuming, rules
+from parallel.command.options import FIELDS, TOPICS, TYPES, Options, names_of, off_flag
 from parallel.command.parsing import help_text, parse, parser
 from parallel.launch.blas import THREADS
+from parallel.settings import OptionError, flag
 
 ROOT = Path(__file__).parents[2]
 # What config.json files, TOML files and manifests have: none of these names may go, all stand at the top of the file.
@@ -120,7 +121,7 @@ def test_a_run_of_today_goes_on(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(old))
     found = parse(["--resume", str(tmp_path), "--epochs", "31"])
     assert (found.lr, found.model, found.validation, found.epochs) == (0.25, "mlp:64,10", 0.2, 31)
-    assert rules.lasting(found) == {name: old[name] for name in TODAY if name not in rules.FREE_ON_RESUME}
+    assert resuming.lasting(found) == {name: old[name] for name in TODAY if name not in resuming.FREE_ON_RESUME}
     assert dataclasses.asdict(found).keys() == set(TODAY)
     with pytest.raises(OptionError, match=r"that run has --lr 0.25, given 0.5: leave it out"):
         parse(["--resume", str(tmp_path), "--lr", "0.5"])
@@ -135,8 +136,7 @@ def test_a_toml_file_of_today_is_read(tmp_path):
 
 
 def test_tables_of_rules_name_options_and_values_that_exist():
-    named = {*rules.FROM_0, *rules.ABOVE_0, *rules.BELOW_1, *rules.MOST, *rules.BETWEEN_RANKS, *rules.UNTOLD}
-    named |= rules.FREE_ON_RESUME | rules.EXCLUDES.keys() | rules.READ_BY.keys()
+    named = {*rules.BETWEEN_RANKS, *resuming.UNTOLD, *resuming.FREE_ON_RESUME, *rules.EXCLUDES, *rules.READ_BY}
     named |= {name for others in rules.EXCLUDES.values() for name in others}
     assert named <= set(FIELDS)
     for name, (other, values) in rules.READ_BY.items():

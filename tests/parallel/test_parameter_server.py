@@ -149,8 +149,8 @@ def test_as_many_servers_are_refused_before_there_are_ranks_as_by_the_strategy()
     ],
 )
 def test_bad_options_are_refused_by_name(options, words):
-    from parallel.command.options import OptionError
     from parallel.command.parsing import parse
+    from parallel.settings import OptionError
 
     with pytest.raises(OptionError, match=words):
         parse(options.split())

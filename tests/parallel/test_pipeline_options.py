@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from conftest import PATIENCE
 
-from parallel.command import axes
 from parallel.command.factory import prepare
-from parallel.command.options import OptionError, Options
+from parallel.command.options import Options
 from parallel.command.parsing import parse, resumed
 from parallel.launch import launcher
+from parallel.settings import OptionError
+from parallel.strategies import axes
+from parallel.strategies.pipeline.option import arguments
 
 ROOT = Path(__file__).parents[2]
 ONE = dict.fromkeys(axes.AXES, 1)  # rank along each axis
@@ -109,14 +111,14 @@ def test_what_cannot_be_is_refused_before_ranks_start(words, files):
 def test_texts_become_arguments(files):
     options = Options(pipeline="interleaved:micro=6,chunks=3,cuts=1/2/3", batch=12)
     assert axes.is_pipeline(options) and axes.sizes(options, 4) == ONE | {"pipeline": 4}
-    found = axes.arguments(options, 2)
+    found = arguments(options, 2)
     assert found == {"schedule": "interleaved", "micro_batches": 6, "chunks": 3, "cuts": [1, 2, 3], "recompute": False}
-    assert axes.arguments(Options(pipeline="gpipe:recompute", batch=12), 2)["recompute"]
-    assert axes.arguments(Options(strategy="pipeline", batch=12), 2)["micro_batches"] == 6
-    written = axes.arguments(Options(pipeline="mine.csv"), 1)
+    assert arguments(Options(pipeline="gpipe:recompute", batch=12), 2)["recompute"]
+    assert arguments(Options(strategy="pipeline", batch=12), 2)["micro_batches"] == 6
+    written = arguments(Options(pipeline="mine.csv"), 1)
     assert written["micro_batches"] == 2 and len(written["schedule"]) == 2
-    assert axes.arguments(Options(pipeline="pipedream:vertical_sync"), 1)["vertical_sync"]
-    assert axes.arguments(Options(pipeline="pipedream:replicas=3/1,cuts=4"), 1)["replicas"] == [3, 1]
+    assert arguments(Options(pipeline="pipedream:vertical_sync"), 1)["vertical_sync"]
+    assert arguments(Options(pipeline="pipedream:replicas=3/1,cuts=4"), 1)["replicas"] == [3, 1]
     assert axes.sizes(Options(mesh="data=2,pipeline=3"), 6) == ONE | {"data": 2, "pipeline": 3}
     assert not axes.is_pipeline(Options(mesh="data=2"))
     for file in "mine.csv", "from-a-spreadsheet.csv":

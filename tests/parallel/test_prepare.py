@@ -12,10 +12,11 @@ from conftest import PATIENCE
 
 from parallel.command import main, rules, run_directory
 from parallel.command.factory import prepare
-from parallel.command.options import FIELDS, TYPES, OptionError, Options, flag
+from parallel.command.options import FIELDS, TYPES, Options
 from parallel.command.parsing import parse
 from parallel.command.rules import check_directory
 from parallel.launch import launcher
+from parallel.settings import OptionError, flag
 
 ROOT = Path(__file__).parents[2]
 # (command line after --ranks 4, what is said of it): each can be known wrong without ranks.

@@ -29,11 +29,11 @@ KEEP = {"topk", "dgc", "powersgd", "servers, topk", "asynchronous", "compensated
 
 def make(comm, options):
     from collectives import Communicator
-    from parallel.command.registry import STRATEGIES as MAKERS
+    from parallel.strategies import build_trainer
 
     options = Options(seed=SEED, **options)
     parts = mlp(), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"]()
-    many = MAKERS[options.strategy_name](options, *parts, Communicator(comm))
+    many = build_trainer(options, *parts, Communicator(comm))
     many.tell_epoch(3)
     return many
 

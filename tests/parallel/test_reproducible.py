@@ -271,17 +271,16 @@ def test_a_run_goes_on_with_the_same_bits_on_another_number_of_ranks_under_any_s
     """An epoch of one process, then one of three ranks, are two epochs of one process."""
     from collectives import Communicator
     from parallel.command.options import Options
-    from parallel.command.registry import STRATEGIES
-    from parallel.strategies.capabilities import CAPABILITIES
+    from parallel.strategies import STRATEGIES, build_trainer
 
     communicator, model, optimizer = Communicator(comm), "cnn", OPTIMIZERS["adam"]
     one = ReproducibleSerial(MODELS[model](), nn.CrossEntropyLoss(), optimizer(), 5, SHARDS)
     fingerprint(one, model)
     kept = one.snapshot()
     want = fingerprint(one, model)
-    for name in (name for name, can in CAPABILITIES.items() if can.reproducible):
+    for name in (name for name, strategy in STRATEGIES.items() if strategy.supports.reproducible):
         options = Options(strategy=name, reproducible=SHARDS, seed=5)
-        many = STRATEGIES[name](options, MODELS[model](), nn.CrossEntropyLoss(), optimizer(), communicator)
+        many = build_trainer(options, MODELS[model](), nn.CrossEntropyLoss(), optimizer(), communicator)
         many.load_state_dict(kept)
         losses, sha = fingerprint(many, model)
         assert losses == want[0] and (comm.rank or sha == want[1]), name

@@ -62,8 +62,8 @@ def made(root):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_equals_one_process(comm, strategy):
     from collectives import Communicator
-    from parallel.command import registry
     from parallel.command.options import Options
+    from parallel.strategies import STRATEGIES, build_trainer
 
     for (name, root), options in product(ROOTS.items(), STRATEGIES[strategy]):
         case = f"{name}, {options}"
@@ -71,7 +71,7 @@ def test_equals_one_process(comm, strategy):
             continue  # nothing to serve, or to share: refused
         one = nn.Trainer(*made(root()), SEED)
         options = Options(strategy=strategy, seed=SEED, **options)
-        many = registry.STRATEGIES[strategy](options, *made(root()), Communicator(comm))
+        many = build_trainer(options, *made(root()), Communicator(comm))
         np.testing.assert_allclose(steps(many), steps(one), rtol=1e-12, err_msg=case)
         state = many.state_dict()
         if comm.rank == 0:

@@ -14,11 +14,12 @@ from matplotlib.figure import Figure
 
 import nn
 from nn.training.checkpoints import write_atomically
-from parallel.command.options import OptionError, Options
-from parallel.command.rules import check_overwritten
+from parallel.command.options import Options
+from parallel.command.resuming import check_overwritten
 from parallel.command.run_directory import remove_unfinished
 from parallel.command.training_run import not_finite
 from parallel.reports.figures import write_figure
+from parallel.settings import OptionError
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 

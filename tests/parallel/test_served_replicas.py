@@ -11,9 +11,10 @@ from equality import CLIPS, EPS, MODELS, OPTIMIZERS, SEED, batches, cnn, dataset
 from test_tensor_parallel import language_model
 
 import nn
-from parallel.command.options import OptionError, Options
+from parallel.command.options import Options
 from parallel.command.parsing import parse
 from parallel.mesh import ReplicaError
+from parallel.settings import OptionError
 
 TENSOR, PIPELINE = {"tensor": 2}, {"pipeline": 2, "micro_batches": 4}  # what two ranks of a replica do
 

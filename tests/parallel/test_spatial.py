@@ -481,8 +481,8 @@ def test_branches_are_dealt_by_what_they_cost():
 )
 def test_what_cannot_be_is_refused_in_time(given, words):
     from parallel.command.factory import prepare
-    from parallel.command.options import OptionError
     from parallel.command.parsing import parse
+    from parallel.settings import OptionError
 
     ranks = [] if "--ranks" in given else ["--ranks", "9" if "=9" in given else "4" if given.count("=") > 1 else "2"]
     with pytest.raises(OptionError, match=words):
@@ -493,11 +493,11 @@ def test_what_cannot_be_is_refused_in_time(given, words):
 def test_the_command_line(comm):
     from collectives import Communicator
     from parallel.command.options import Options
-    from parallel.command.registry import STRATEGIES
+    from parallel.strategies import build_trainer
 
     for make, mesh in ((convolutions, "space=2"), (inception, "branch=2")):
         one, losses = one_process(make)
         rule = OPTIMIZERS["adam"]()
-        many = STRATEGIES["ddp"](Options(mesh=mesh, seed=SEED), make(), loss_of(make), rule, Communicator(comm))
+        many = build_trainer(Options(mesh=mesh, seed=SEED), make(), loss_of(make), rule, Communicator(comm))
         assert_same(many, one, losses)
         many.close()

@@ -12,8 +12,7 @@ from parallel.command.options import Options
 @pytest.mark.mpi(ranks=4)
 def test_first_values_are_those_of_rank_0(comm, monkeypatch):
     from collectives import Communicator
-    from parallel.command.registry import STRATEGIES
-    from parallel.strategies import data_parallel
+    from parallel.strategies import build_trainer, data_parallel
 
     want = nn.Trainer(cnn(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
     draw = Layout.draw
@@ -30,9 +29,7 @@ def test_first_values_are_those_of_rank_0(comm, monkeypatch):
         with monkeypatch.context() as patch:  # where parameters are shared, both ranks of a node draw the same
             patch.setattr(data_parallel, "nodes_of", lambda communicator: [0, 0, 2, 2])
             options = Options(**case, seed=SEED)
-            trainer = STRATEGIES[case["strategy"]](
-                options, network(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm)
-            )
+            trainer = build_trainer(options, network(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm))
         trainer.check_replicas()
         if getattr(trainer, "works", True):
             np.testing.assert_array_equal(trainer.flat_parameters, want.flat_parameters, err_msg=str(case))

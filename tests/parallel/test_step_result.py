@@ -78,13 +78,13 @@ def test_no_rank_updates_where_sizes_differ_though_their_mean_is_one_of_them(com
     """Rank 0 of sizes 4, 3, 5 was given the mean, and once made the step while the others refused it."""
     from collectives import Communicator
     from parallel.command.options import Options
-    from parallel.command.registry import STRATEGIES as MAKERS
+    from parallel.strategies import build_trainer
 
     for case, options in STRATEGIES.items():
         options = Options(seed=SEED, **options)
         network = nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Sigmoid(), nn.Linear(24, 9)), (8, 8, 1))
         parts = network, nn.CrossEntropyLoss(), OPTIMIZERS["momentum"]()
-        many = MAKERS[options.strategy](options, *parts, Communicator(comm))
+        many = build_trainer(options, *parts, Communicator(comm))
         index, count = many.shard[:2]
         n = 0 if index is None else 3 if count == 1 else 1
         x, y = np.ones((n, 8, 8, 1), np.float32), np.zeros(n, int)
@@ -124,13 +124,13 @@ def test_ranks_that_train_apart_compare_sizes_where_they_meet(comm):
     """The mean of 4, 3, 5 is rank 0's; they are found on all ranks, with the step, and training can go on."""
     from collectives import Communicator
     from parallel.command.options import Options
-    from parallel.command.registry import STRATEGIES as MAKERS
+    from parallel.strategies import build_trainer
 
     for case, options in APART.items():
         options = Options(seed=SEED, **options)
         network = nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Sigmoid(), nn.Linear(24, 9)), (8, 8, 1))
         parts = network, nn.CrossEntropyLoss(), OPTIMIZERS["momentum"]()
-        many = MAKERS[options.strategy_name](options, *parts, Communicator(comm))
+        many = build_trainer(options, *parts, Communicator(comm))
         n = 1 if many.shard[1] > 1 else 3
         x, y = np.ones((n, 8, 8, 1), np.float32), np.zeros(n, int)
         state = many.state_dict()

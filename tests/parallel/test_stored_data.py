@@ -14,11 +14,12 @@ from collectives import steps
 from nn import data
 from nn.training.checkpoints import json_text
 from parallel.command.factory import prepare, synchronised
-from parallel.command.options import OptionError, Options
+from parallel.command.options import Options
 from parallel.command.parsing import parse
 from parallel.command.rules import check_normalization
 from parallel.passes.virtual_shards import VirtualShards
 from parallel.passes.whole import Whole
+from parallel.settings import OptionError
 
 CLASSES = np.arange(40) % 10
 IMAGES = np.random.default_rng(0).random((40, 8, 8, 1)).astype(np.float32)

@@ -37,14 +37,14 @@ def loss():
 @pytest.mark.mpi(ranks=2)
 def test_every_strategy(comm):
     from collectives import Communicator
-    from parallel.command.registry import STRATEGIES
+    from parallel.strategies import build_trainer
 
     one = nn.Trainer(network(), loss(), nn.SGD(0.3), SEED)
     data, loader = dataset(), nn.Loader(dataset(), BATCH, SEED, dtype=np.float64)
     want = nn.fit(one, loader, 2, validation=data)
     for given in EVERYTHING:
         options = Options(batch=BATCH, seed=SEED, **given)
-        many = STRATEGIES[options.strategy](options, network(), loss(), nn.SGD(0.3), Communicator(comm))
+        many = build_trainer(options, network(), loss(), nn.SGD(0.3), Communicator(comm))
         loader = nn.Loader(data, BATCH, SEED, shard=many.shard, dtype=np.float64)
         scores = nn.Loader(data, 500, shuffle=False, shard=many.shard, dtype=np.float64)
         found = nn.fit(many, loader, 2, validation=scores)

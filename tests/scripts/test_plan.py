@@ -11,12 +11,13 @@ import pytest
 
 import nn
 from collectives.pricing.networks import NETWORKS
-from parallel.command import axes
 from parallel.command.parsing import parse
 from parallel.planning.job import Axes, Job
 from parallel.planning.layer_times import STEP, measure_layers, random_batch, typical
 from parallel.planning.predict import predict
 from parallel.planning.profile import LayerProfile, read_profile, write_profile
+from parallel.strategies import axes
+from parallel.strategies.pipeline.option import arguments, schedule
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -172,7 +173,7 @@ def test_the_command_is_what_train_py_takes(plan):
         if mesh.pipeline > 1:
             sizes = axes.sizes(given, 4)
             assert (sizes["data"], sizes["pipeline"]) == (mesh.data, mesh.pipeline)
-            assert axes.schedule(given).cuts == list(found.cuts)
+            assert schedule(given).cuts == list(found.cuts)
     halved = plan.parser().parse_args(["mlp:784,30,20,10", "--ranks", "4", "--batch", "64", "--dtype", "mixed"])
     found = predict(job, "ddp", Axes(4), network)
     assert plan.trainable(found, halved) and parse(plan.command(found, halved).split()[2:]).dtype == "mixed"
@@ -183,7 +184,7 @@ def test_the_command_is_what_train_py_takes(plan):
         plan.trainable(found, options)
         and "--strategy pipeline --pipeline pipedream:micro=4,replicas=3/1,cuts=3" in said
     )
-    assert axes.arguments(parse(said.split()[2:]), 1)["replicas"] == list(found.replicas)
+    assert arguments(parse(said.split()[2:]), 1)["replicas"] == list(found.replicas)
     assert not plan.trainable(found, halved), "stages that are never flushed do not skip a step together"
 
 

@@ -30,10 +30,11 @@ from parallel.exchange.compression.exchange import Compressed
 from parallel.exchange.messages import OverlapTrial
 from parallel.mesh import Mesh, Ranks
 from parallel.passes.whole import Whole
-from parallel.strategies.data_parallel import summing
+from parallel.strategies import axes
+from parallel.strategies.data_parallel import summing, summing_arguments
 from parallel.strategies.operators import branches, space
 from parallel.strategies.operators.rows import halos
-from parallel.strategies.zero import sharding
+from parallel.strategies.zero import STAGES, shard_arguments, sharding, summed
 from parallel.trainer import DistributedTrainer
 
 REWRITTEN: dict[str, Callable[[Network, int, int], Network]] = {"space": space.cut, "branch": branches.deal}
@@ -188,3 +189,19 @@ def all_gradients(communicator, *, stage: int = 0, compressor=None, **how):
     if stage:
         return sharding(communicator, stage, compressor=compressor, **how)
     return Compressed(compressor, **how) if compressor else summing(communicator, **how)
+
+
+def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
+    """Ranks compute rows of the same images, or branches; several such groups share every batch."""
+    axis, stage, compressor = (
+        axes.together(options),
+        STAGES.get(options.strategy_name, 0),
+        summed(options)["compressor"],
+    )
+    if stage or compressor:
+        how = {"stage": stage, "compressor": compressor, **(shard_arguments(options) if stage else {})}
+    else:
+        how = summing_arguments(options, communicator)
+    make = {"space": SpatialParallel, "branch": BranchParallel}[axis]
+    ranks = axes.sizes(options, communicator.size)[axis]
+    return make(network, loss, optimizer, communicator, options.seed, **{axis: ranks}, **how)

@@ -40,23 +40,17 @@ from contextlib import contextmanager
 import numpy as np
 from mpi4py import MPI
 
-from nn.core.network import Network
-from nn.losses import Loss
-from nn.optim.optimizers import Optimizer
 from nn.training.trainer import OWN, micro_batches
 from parallel.exchange.local_update import LocalUpdate
-from parallel.exchange.messages import Buckets, check_bucketing
+from parallel.exchange.messages import Buckets
 from parallel.exchange.step_result import StepResult
-from parallel.mesh import Mesh
 from parallel.strategies.along_data import BUCKETING
 from parallel.strategies.pipeline.actions import ACTION, parse
 from parallel.strategies.pipeline.checking import Span
 from parallel.strategies.pipeline.executor import PipelinePass
 from parallel.strategies.pipeline.picture import compare
 from parallel.strategies.pipeline.placement import check_updates_apart
-from parallel.strategies.pipeline.schedules import check_counts
 from parallel.strategies.pipeline.stream import Stream
-from parallel.trainer import DistributedTrainer
 
 UPDATES = OWN + "updates/"  # in a checkpoint
 
@@ -399,46 +393,3 @@ class PipeDreamPass(PipelinePass):
     def describe(self):
         late = f", losses told {self.delay} steps late" if self.delay else ""
         return f"{super().describe()}; never flushed, {'-'.join(map(str, self.replicas))} ranks a stage{late}"
-
-
-def PipeDream(
-    network: Network,
-    loss: Loss,
-    optimizer: Optimizer,
-    communicator,
-    seed: int = 0,
-    *,
-    mini_batches: int = 16,
-    cuts: Iterable[int] | None = None,
-    vertical_sync: bool = False,
-    replicas: Sequence[int] = (),
-    bucketing: dict | None = None,
-    limit: float = 300.0,
-) -> DistributedTrainer:
-    """A stage on each rank, or on some, and an update after every mini-batch.
-
-    Parameters
-    ----------
-    network, loss, optimizer, communicator, seed, cuts, limit
-        As for Pipeline.
-    mini_batches : int
-        Into so many the batch of a step is cut; each is a batch of its own.
-    vertical_sync : bool
-        One version of the weights for all stages, instead of each stage's newest.
-    replicas : numbers of ranks
-        On how many each stage lies, in all as many as there are: (3, 1) has two stages. None given: a stage on each.
-    bucketing : bucket, first, overlap of exchange/messages.py, or None
-        How the replicas of a stage sum their gradients; None: when all are there.
-
-    Raises
-    ------
-    ValueError
-        As for Pipeline; replicas that are not as many as the ranks; arrays that stages share; clipping by the global
-        norm.
-    """
-    check_counts(mini_batches=mini_batches)
-    bucketing = bucketing or BUCKETING
-    check_bucketing(**bucketing)
-    mesh = Mesh(communicator, data=1, pipeline=communicator.size)
-    pass_ = PipeDreamPass(mini_batches, cuts, vertical_sync, limit, replicas)
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, Stashed(bucketing), seed, "PipeDream")

@@ -11,19 +11,23 @@ save by not doing so is not saved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from nn.core.network import Network
-from nn.losses import Loss
-from nn.optim.optimizers import Optimizer
-from parallel.exchange.compression import Compressor
-from parallel.mesh import Mesh
-from parallel.strategies.along_data import exchange_along
-from parallel.strategies.pipeline.actions import Rows
-from parallel.strategies.pipeline.executor import PipelinePass
-from parallel.strategies.pipeline.placement import place, refuse_ties
-from parallel.strategies.pipeline.schedules import check_counts
-from parallel.trainer import DistributedTrainer
+from parallel.strategies import axes
+from parallel.strategies.data_parallel import MessageOptions, bucketing
+from parallel.strategies.declaration import ALIKE, ROUNDED, WITH_PARTS, Strategy, Supports
+from parallel.strategies.pipeline.option import arguments as schedule_arguments
+from parallel.strategies.zero import summed
+
+if TYPE_CHECKING:
+    from nn.core.network import Network
+    from nn.losses import Loss
+    from nn.optim.optimizers import Optimizer
+    from parallel.exchange.compression import Compressor
+    from parallel.strategies.pipeline.actions import Rows
+    from parallel.trainer import DistributedTrainer
 
 
 def Pipeline(
@@ -86,6 +90,13 @@ def Pipeline(
     ReplicaError
         Ranks that were given different networks, losses, optimizers or schedules.
     """
+    from parallel.mesh import Mesh
+    from parallel.strategies.along_data import exchange_along
+    from parallel.strategies.pipeline.executor import PipelinePass
+    from parallel.strategies.pipeline.placement import place, refuse_ties
+    from parallel.strategies.pipeline.schedules import check_counts
+    from parallel.trainer import DistributedTrainer
+
     check_counts(data=data, tensor=tensor)
     if schedule == "pipedream":
         raise ValueError("schedule: pipedream updates after each micro-batch, and has no flush: use parallel.PipeDream")
@@ -95,3 +106,104 @@ def Pipeline(
         refuse_ties(place(network, mesh.sizes["pipeline"], schedule, micro_batches, cuts, **options))
     pass_ = PipelinePass(schedule, micro_batches, cuts, recompute, limit, loss, way, **options)
     return DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange, seed, "Pipeline")
+
+
+def PipeDream(
+    network: Network,
+    loss: Loss,
+    optimizer: Optimizer,
+    communicator,
+    seed: int = 0,
+    *,
+    mini_batches: int = 16,
+    cuts: Iterable[int] | None = None,
+    vertical_sync: bool = False,
+    replicas: Sequence[int] = (),
+    bucketing: dict | None = None,
+    limit: float = 300.0,
+) -> DistributedTrainer:
+    """A stage on each rank, or on some, and an update after every mini-batch: see pipedream.py.
+
+    Parameters
+    ----------
+    network, loss, optimizer, communicator, seed, cuts, limit
+        As for Pipeline.
+    mini_batches : int
+        Into so many the batch of a step is cut; each is a batch of its own.
+    vertical_sync : bool
+        One version of the weights for all stages, instead of each stage's newest.
+    replicas : numbers of ranks
+        On how many each stage lies, in all as many as there are: (3, 1) has two stages. None given: a stage on each.
+    bucketing : bucket, first, overlap of exchange/messages.py, or None
+        How the replicas of a stage sum their gradients; None: when all are there.
+
+    Raises
+    ------
+    ValueError
+        As for Pipeline; replicas that are not as many as the ranks; arrays that stages share; clipping by the global
+        norm.
+    """
+    from parallel.exchange.messages import check_bucketing
+    from parallel.mesh import Mesh
+    from parallel.strategies.along_data import BUCKETING
+    from parallel.strategies.pipeline.pipedream import PipeDreamPass, Stashed
+    from parallel.strategies.pipeline.schedules import check_counts
+    from parallel.trainer import DistributedTrainer
+
+    check_counts(mini_batches=mini_batches)
+    bucketing = bucketing or BUCKETING
+    check_bucketing(**bucketing)
+    mesh = Mesh(communicator, data=1, pipeline=communicator.size)
+    pass_ = PipeDreamPass(mini_batches, cuts, vertical_sync, limit, replicas)
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, Stashed(bucketing), seed, "PipeDream")
+
+
+def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
+    """Stages of the network on different ranks; several such pipelines share every batch."""
+    sizes = axes.sizes(options, communicator.size)
+    given, limit = schedule_arguments(options, sizes["data"]), options.watch or math.inf
+    arguments = network, loss, optimizer, communicator, options.seed
+    if given["schedule"] == "pipedream":
+        keys = {name: given[name] for name in ("cuts", "vertical_sync", "replicas") if name in given}
+        return PipeDream(
+            *arguments, mini_batches=given["micro_batches"], bucketing=bucketing(options), limit=limit, **keys
+        )
+    return Pipeline(
+        *arguments,
+        data=sizes["data"],
+        tensor=sizes["tensor"],
+        way=options.tensor,
+        zero1=options.strategy == "zero1",
+        bucketing=bucketing(options),
+        unit_bytes=int(options.unit * 2**20),
+        compressor=summed(options)["compressor"],
+        limit=limit,
+        **given,
+    )
+
+
+# Also what ddp and zero1 support where the mesh has an axis "pipeline".
+STRATEGY = Strategy(
+    name="pipeline",
+    title="Pipelines",
+    sources=("Huang et al. 2019", "Narayanan et al. 2019", "Narayanan et al. 2021", "Qi et al. 2023"),
+    build=build,
+    supports=Supports(
+        mixed=True,
+        elastic=True,
+        axes=WITH_PARTS,
+        parts=False,
+        not_parts="a pipeline cuts every batch into micro-batches of its own: say how many by --pipeline NAME:micro=N",
+        compress=ALIKE,
+        not_compressed=ROUNDED,
+        reproducible=False,
+        not_reproducible="micro-batches are added up in each stage as they pass, and are no virtual shards",
+    ),
+    options=(MessageOptions,),
+    public=("Pipeline", "PipeDream"),
+    whole=0,
+    summary="layers in stages on different ranks, micro-batches one behind the other: `--pipeline 1f1b:micro=8`, or "
+    "gpipe, interleaved, zero-bubble schedules, or one's own from a file",
+    memory="16 Psi of its stages",
+    traffic="what passes from stage to stage, forward and back",
+)

@@ -11,87 +11,19 @@ Source: Shoeybi et al. 2019; Korthikanti et al. 2022 (activations cut along the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from nn.core.context import Group
-from nn.core.network import Network
-from nn.losses import Loss
-from nn.optim.optimizers import Optimizer
-from parallel.exchange.compression import Compressor
-from parallel.mesh import Mesh
-from parallel.passes.whole import Whole
-from parallel.strategies.along_data import exchange_along
-from parallel.strategies.tensor.moves import sum_as_one
-from parallel.strategies.tensor.rewriting import in_words, share, terms
-from parallel.trainer import DistributedTrainer
+from parallel.strategies import axes
+from parallel.strategies.data_parallel import MessageOptions, bucketing
+from parallel.strategies.declaration import ALIKE, ROUNDED, TREE, WITH_PARTS, Strategy, Supports
+from parallel.strategies.zero import STAGES, summed
 
-
-class SharedPass(Whole):
-    """A step of which each rank of the axis "tensor" computes a part of every layer.
-
-    Parameters
-    ----------
-    loss : Loss
-        Of whole outputs.
-    way : {"pairs", "width", "sequence"}
-        See rewriting.py.
-    """
-
-    def __init__(self, loss: Loss, way: str = "pairs"):
-        self.whole_loss, self.way = loss, way
-
-    def hold(self, network, mesh):
-        self.knows = False
-        if mesh.index is None:  # a rank that only serves, whole arrays
-            return network
-        index, ranks = mesh.places["tensor"], mesh.sizes["tensor"]
-        shared, self.parts_loss, _ = share(network, self.whole_loss, ranks, self.way)
-        self.knows = index == 0
-        return shared.part(index, ranks) if ranks > 1 else network
-
-    def join(self, trainer):
-        """The loss of outputs that are cut; and where gradients are terms, here and there in the buffer."""
-        if self.mesh.index is None:
-            return
-        layout, names = trainer.held.layout, terms(trainer.held)
-        self.terms = {name: array for name, array in layout.flat(trainer.g).items() if name in names}
-        self.ends = sorted((layout.slices[name].stop, name) for name in names)
-        trainer.loss = self.parts_loss
-
-    def compute(self, trainer, x, y, total, micro, before=0.0):
-        """As Whole. Where gradients are terms, none is told to be finished before they are summed."""
-        z, saved = trainer.forward(x, True, micro)
-        loss, gz = self.loss(trainer, z, y, total)
-        trainer.tell(loss + before, total, micro)
-        context, adds_up = trainer.ctx.network_context, trainer.exchange.adds_up
-        if not self.terms or (adds_up and micro.addend is None) or saved is None:
-            trainer.backward(gz, saved)
-            return loss + before
-        ready, group = context.on_gradients_ready, context.groups["tensor"]
-        context.on_gradients_ready = None if adds_up else self.summing(ready, group)
-        trainer.backward(gz, saved)
-        if adds_up:
-            sum_as_one(list(self.terms.values()), group)
-            if ready:
-                ready(trainer.held.layout.size)
-        return loss + before
-
-    def summing(self, ready: Callable[[int], None], group: Group) -> Callable[[int], None]:
-        """`ready`, before which the terms are summed that are finished: their memory is soon another layer's."""
-        left = list(self.ends)
-
-        def summed(end: int) -> None:
-            finished = []
-            while left and left[0][0] <= end:
-                finished.append(self.terms[left.pop(0)[1]])
-            if finished:
-                sum_as_one(finished, group)
-            ready(end)
-
-        return summed
-
-    def describe(self):
-        return in_words(self.mesh.sizes["tensor"], self.way)
+if TYPE_CHECKING:
+    from nn.core.network import Network
+    from nn.losses import Loss
+    from nn.optim.optimizers import Optimizer
+    from parallel.exchange.compression import Compressor
+    from parallel.trainer import DistributedTrainer
 
 
 def TensorParallel(
@@ -135,6 +67,54 @@ def TensorParallel(
     ReplicaError
         If ranks were given different networks, losses or optimizers.
     """
+    from parallel.mesh import Mesh
+    from parallel.strategies.along_data import exchange_along
+    from parallel.strategies.tensor.shared_pass import SharedPass
+    from parallel.trainer import DistributedTrainer
+
     mesh = Mesh(communicator, tensor=tensor or communicator.size)
     exchange = exchange_along(mesh, stage, bucketing, unit_bytes, prefetch, compressor)
     return DistributedTrainer(network, loss, optimizer, mesh, SharedPass(loss, way), exchange, seed, "TensorParallel")
+
+
+def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
+    """Ranks compute every layer together; several such groups share every batch."""
+    return TensorParallel(
+        network,
+        loss,
+        optimizer,
+        communicator,
+        options.seed,
+        tensor=axes.sizes(options, communicator.size)["tensor"],
+        way=options.tensor,
+        stage=STAGES.get(options.strategy_name, 0),
+        bucketing=bucketing(options),
+        unit_bytes=int(options.unit * 2**20),
+        prefetch=options.prefetch,
+        compressor=summed(options)["compressor"],
+    )
+
+
+# Also what ddp, zero1, zero2 and fsdp support where the mesh has an axis "tensor".
+STRATEGY = Strategy(
+    name="tensor",
+    title="Tensor parallelism",
+    sources=("Shoeybi et al. 2019", "Korthikanti et al. 2022"),
+    build=build,
+    supports=Supports(
+        mixed=True,
+        elastic=True,
+        axes=WITH_PARTS,
+        compress=ALIKE,
+        not_compressed=ROUNDED,
+        reproducible=False,
+        not_reproducible=TREE,
+    ),
+    options=(MessageOptions,),
+    public=("TensorParallel",),
+    whole=0,
+    summary="every rank of a group has the same samples and a part of every layer: columns or rows of matrices, heads, "
+    "channels, ids; activations are summed in between, and no gradients (`parallel/strategies/tensor/rewriting.py`)",
+    memory="16 Psi/N and biases, norms",
+    traffic="8 B T D a transformer block of B sequences",
+)

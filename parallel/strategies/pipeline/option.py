@@ -1,9 +1,5 @@
-"""What --mesh and --pipeline say: how many ranks each axis has, and the schedule of a pipeline.
+"""What --pipeline says: the schedule of a pipeline, with its keys.
 
---mesh data=2,pipeline=2          their product is the number of ranks; an axis that is left out has what is left
---mesh data=2,tensor=2            two groups of two ranks that compute every layer together
---mesh pipeline=2,tensor=2        two stages, of which two ranks each compute every layer together
---mesh space=4                    every image is cut in height; branch=4: branches are dealt out
 --pipeline 1f1b:micro=8           a schedule by its name (strategies/pipeline/schedules.py), with keys
 --pipeline gpipe:recompute        a key without a value is switched on
 --pipeline pipedream:micro=16     an update after each; also vertical_sync
@@ -13,13 +9,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
-from parallel.command.options import OptionError, Options
+from parallel.settings import OptionError
+from parallel.strategies import axes
 
-AXES = ("data", "pipeline", "tensor", "space", "branch")
-SERVED = ("ps", "downpour")  # strategies with servers, which are on no axis
 MICRO_BATCHES = 8
 NAMES = ("naive", "gpipe", "1f1b", "pipedream", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipev")
 SWITCHES = ("recompute", "vertical_sync")  # keys without a value
@@ -47,80 +41,7 @@ class Schedule(NamedTuple):
     options: dict
 
 
-def is_pipeline(options: Options) -> bool:
-    """Whether stages of the network lie on different ranks."""
-    return options.strategy == "pipeline" or bool(options.pipeline) or mesh(options).get("pipeline", 1) > 1
-
-
-def is_tensor(options: Options) -> bool:
-    """Whether ranks compute layers together."""
-    return options.strategy_name == "tensor" or mesh(options).get("tensor", 1) > 1
-
-
-def serves_apart(options: Options) -> bool:
-    """Whether the last ranks only serve those on the axes."""
-    return options.strategy_name in SERVED and options.server_place == "own"
-
-
-def together(options: Options) -> str:
-    """The axis of ranks that compute rows of the same images, or branches of the same network; "" without one."""
-    given = mesh(options)
-    return next((axis for axis in AXES[3:] if given.get(axis, 1) > 1), "")
-
-
-def mesh(options: Options) -> dict[str, int]:
-    """The axes that --mesh names, and their ranks."""
-    if not options.mesh:
-        return {}
-    from nn import option_strings
-
-    try:
-        found = option_strings.convert("it", options.mesh.split(","), dict.fromkeys(AXES, int), by_place=False)
-    except ValueError as error:
-        raise OptionError(f"--mesh {options.mesh}: {error}; such as --mesh data=2,pipeline=2") from None
-    if not found:
-        raise OptionError(f"--mesh {options.mesh} names no axis; such as --mesh data=2,pipeline=2")
-    for axis, size in found.items():
-        if size < 1:
-            raise OptionError(f"--mesh {options.mesh}: {axis} must have at least 1 rank")
-    return found
-
-
-def sizes(options: Options, ranks: int) -> dict[str, int]:
-    """How many of so many ranks every axis has, servers left out; the one that is not named what is left."""
-    from parallel.mesh import sizes
-
-    given, servers = mesh(options), options.servers if serves_apart(options) else 0
-    if "pipeline" not in given and is_pipeline(options):
-        given["pipeline"] = max(1, (ranks - servers) // (given.get("data", 1) * given.get("tensor", 1)))
-    if "tensor" not in given and options.strategy_name == "tensor":
-        given["tensor"] = max(1, ranks // (given.get("data", 1) * given.get("pipeline", 1)))
-    try:
-        found = sizes(ranks - servers, **given, servers=servers)
-    except ValueError as error:
-        text = f"--mesh {options.mesh}" if options.mesh else f"--strategy {options.strategy}"
-        raise OptionError(f"{text}: {str(error).removeprefix('mesh: ')}") from None
-    return {axis: found[axis] for axis in AXES}
-
-
-def fitting(options: Options, ranks: int) -> tuple[int, str | None]:
-    """(how many of so many ranks can train, --mesh for them) where ranks were lost: the axis "data" gets shorter.
-
-    Raises
-    ------
-    OptionError
-        The other axes need more.
-    """
-    given = {axis: size for axis, size in mesh(options).items() if axis != "data"}
-    needed = math.prod(given.values())
-    if ranks < needed:
-        raise OptionError(f"--mesh {options.mesh}: {ranks} ranks are left, and the network is on {needed}: start more")
-    if not given:
-        return ranks, None
-    return ranks - ranks % needed, ",".join(f"{axis}={size}" for axis, size in given.items())
-
-
-def schedule(options: Options) -> Schedule:
+def schedule(options) -> Schedule:
     """What --pipeline says, in parts."""
     from nn import option_strings
 
@@ -160,7 +81,7 @@ def schedule(options: Options) -> Schedule:
     )
 
 
-def arguments(options: Options, data: int) -> dict:
+def arguments(options, data: int) -> dict:
     """What `parallel.Pipeline` is given, for so many pipelines; reads the file of a schedule that is written down.
 
     "schedule" is "pipedream" where it is `parallel.PipeDream` that is given the rest, less recompute.
@@ -200,3 +121,15 @@ def written(file: str) -> dict:
         ) from None
     except ValueError as error:
         raise OptionError(f"--pipeline {file}: {error}") from None
+
+
+def replica_sizes(options, ranks: int) -> dict:
+    """Return how many ranks are one replica, where several are, how they share its layers, and its schedule."""
+    found: dict = {}
+    if axes.is_pipeline(options) or axes.is_tensor(options):
+        sizes = axes.sizes(options, ranks)
+    if axes.is_pipeline(options):
+        found |= {"pipeline": sizes["pipeline"], **arguments(options, sizes["data"])}
+    if axes.is_tensor(options):
+        found |= {"tensor": sizes["tensor"], "way": options.tensor}
+    return found

@@ -1,0 +1,115 @@
+"""What --mesh says: how many ranks each axis has.
+
+--mesh data=2,pipeline=2          their product is the number of ranks; an axis that is left out has what is left
+--mesh data=2,tensor=2            two groups of two ranks that compute every layer together
+--mesh pipeline=2,tensor=2        two stages, of which two ranks each compute every layer together
+--mesh space=4                    every image is cut in height; branch=4: branches are dealt out
+"""
+
+from __future__ import annotations
+
+import math
+
+from parallel.settings import OptionError
+from parallel.strategies.declaration import ALL_AXES, TREE, Supports
+
+AXES = ALL_AXES
+# What ddp supports where the mesh has one of these axes; and ZeRO's stages, less what they do not support without.
+TOGETHER = {
+    axis: Supports(mixed=True, elastic=True, axes=("data", axis), reproducible=False, not_reproducible=TREE)
+    for axis in ("space", "branch")
+}
+
+
+def is_pipeline(options) -> bool:
+    """Whether stages of the network lie on different ranks."""
+    return options.strategy == "pipeline" or bool(options.pipeline) or mesh(options).get("pipeline", 1) > 1
+
+
+def is_tensor(options) -> bool:
+    """Whether ranks compute layers together."""
+    return options.strategy_name == "tensor" or mesh(options).get("tensor", 1) > 1
+
+
+def serves_apart(options) -> bool:
+    """Whether the last ranks only serve those on the axes."""
+    from parallel.strategies import STRATEGIES
+
+    strategy = STRATEGIES.get(options.strategy_name)
+    return strategy is not None and strategy.serves and not strategy.searches and options.server_place == "own"
+
+
+def together(options) -> str:
+    """The axis of ranks that compute rows of the same images, or branches of the same network; "" without one."""
+    given = mesh(options)
+    return next((axis for axis in AXES[3:] if given.get(axis, 1) > 1), "")
+
+
+def mesh(options) -> dict[str, int]:
+    """The axes that --mesh names, and their ranks."""
+    if not options.mesh:
+        return {}
+    from nn import option_strings
+
+    try:
+        found = option_strings.convert("it", options.mesh.split(","), dict.fromkeys(AXES, int), by_place=False)
+    except ValueError as error:
+        raise OptionError(f"--mesh {options.mesh}: {error}; such as --mesh data=2,pipeline=2") from None
+    if not found:
+        raise OptionError(f"--mesh {options.mesh} names no axis; such as --mesh data=2,pipeline=2")
+    for axis, size in found.items():
+        if size < 1:
+            raise OptionError(f"--mesh {options.mesh}: {axis} must have at least 1 rank")
+    return found
+
+
+def sizes(options, ranks: int) -> dict[str, int]:
+    """How many of so many ranks every axis has, servers left out; the one that is not named what is left."""
+    from parallel.mesh import sizes
+
+    given, servers = mesh(options), options.servers if serves_apart(options) else 0
+    if "pipeline" not in given and is_pipeline(options):
+        given["pipeline"] = max(1, (ranks - servers) // (given.get("data", 1) * given.get("tensor", 1)))
+    if "tensor" not in given and options.strategy_name == "tensor":
+        given["tensor"] = max(1, ranks // (given.get("data", 1) * given.get("pipeline", 1)))
+    try:
+        found = sizes(ranks - servers, **given, servers=servers)
+    except ValueError as error:
+        text = f"--mesh {options.mesh}" if options.mesh else f"--strategy {options.strategy}"
+        raise OptionError(f"{text}: {str(error).removeprefix('mesh: ')}") from None
+    return {axis: found[axis] for axis in AXES}
+
+
+def fitting(options, ranks: int) -> tuple[int, str | None]:
+    """(how many of so many ranks can train, --mesh for them) where ranks were lost: the axis "data" gets shorter.
+
+    Raises
+    ------
+    OptionError
+        The other axes need more.
+    """
+    given = {axis: size for axis, size in mesh(options).items() if axis != "data"}
+    needed = math.prod(given.values())
+    if ranks < needed:
+        raise OptionError(f"--mesh {options.mesh}: {ranks} ranks are left, and the network is on {needed}: start more")
+    if not given:
+        return ranks, None
+    return ranks - ranks % needed, ",".join(f"{axis}={size}" for axis, size in given.items())
+
+
+def supported(options) -> Supports:
+    """Return what the strategy of these options supports, with its --consistency."""
+    from parallel.strategies import STRATEGIES
+
+    return STRATEGIES[options.strategy_name].supported(options.late)
+
+
+def shown(options) -> str:
+    """Return the flag that puts a network on several ranks."""
+    return f"--mesh {options.mesh}" if options.mesh else f"--pipeline {options.pipeline}"
+
+
+def of_several_ranks(options) -> bool:
+    """Whether replicas train apart that may be several ranks each."""
+    can = supported(options)
+    return can.apart and "pipeline" in can.axes

@@ -1,0 +1,198 @@
+"""What does not go with the axes of --mesh, and with --pipeline: before ranks start where it can be known then.
+
+`check_options` asks options alone, `check` a network on a number of ranks. Each raises OptionError: which option, what
+is wrong, what to do.
+"""
+
+from __future__ import annotations
+
+from parallel.settings import OptionError, changed, flag
+from parallel.strategies import STRATEGIES, axes
+from parallel.strategies.pipeline.option import arguments, schedule
+from parallel.strategies.zero import STAGES
+
+# Why "space" and "branch" go with no axis but "data", by the other one.
+NOT_BESIDE = {
+    **dict.fromkeys(
+        ("pipeline", "tensor"),
+        "ranks that share rows or branches have all parameters and sum the gradients of all, others have parts of them",
+    ),
+    **dict.fromkeys(("space", "branch"), "a rank has rows for all branches, or branches for all rows"),
+}
+# Why a worker, or a replica without servers, is no pipeline that updates after every mini-batch.
+NEVER_FLUSHED = "it updates its stages itself after every mini-batch, and no gradient of a step is left"
+
+
+def check_options(options) -> None:
+    """Refuse axes that the strategy does not have, and options that do not go with an axis."""
+    _stages(options)
+    _layers_together(options)
+    _replicas(options)
+    _samples_together(options)
+
+
+def _stages(options) -> None:
+    """Stages on different ranks: by whom, with what, and no other way beside it."""
+    given = axes.mesh(options)
+    if options.pipeline:
+        schedule(options)
+    can_have = {*STRATEGIES[options.strategy_name].supports.axes, *axes.supported(options).axes}
+    if given and not axes.is_pipeline(options) and not can_have - {"data"}:
+        raise OptionError(f"--mesh {options.mesh} has no effect with --strategy {options.strategy}: leave it out")
+    for axis in given:
+        if axis not in can_have and not (axes.is_pipeline(options) and axis in ("data", "pipeline")):
+            raise OptionError(
+                f"--mesh {options.mesh}: --strategy {options.strategy} has no axis {axis}: leave it out, or use "
+                f"{_strategies_with(axis)}"
+            )
+    if options.pipeline and given.get("pipeline") == 1:
+        raise OptionError(f"--pipeline {options.pipeline} needs ranks on its axis, given --mesh {options.mesh}")
+    if not axes.is_pipeline(options):
+        return
+    if "pipeline" not in can_have:
+        why = STRATEGIES[options.strategy_name].supports.not_stages or f"use {_strategies_with('pipeline')}"
+        raise OptionError(f"--strategy {options.strategy} has no stages on different ranks: {why}")
+    if axes.of_several_ranks(options):
+        return
+    _of_axis(options, "pipeline", "stages on different ranks")
+    if options.late:
+        raise OptionError(
+            f"--consistency {options.consistency} does not go with stages on different ranks: leave it out"
+        )
+    if options.node_memory == "on":
+        raise OptionError("--node-memory on: gradients of stages are summed by messages; leave it out")
+
+
+def _strategies_with(axis: str) -> str:
+    return ", ".join(name for name, strategy in STRATEGIES.items() if axis in strategy.supports.axes)
+
+
+def _layers_together(options) -> None:
+    """Ranks that compute layers together: with what, and no other way beside it."""
+    if not axes.is_tensor(options):
+        if changed(options, ["tensor"]):
+            raise OptionError(f"--tensor {options.tensor} needs an axis: use --mesh tensor=2, or --strategy tensor")
+        return
+    if axes.is_pipeline(options) or axes.of_several_ranks(options):
+        return
+    _of_axis(options, "tensor", "layers that ranks compute together")
+    if options.node_memory == "on":
+        raise OptionError("--node-memory on: gradients of parts of layers are summed by messages; leave it out")
+
+
+def _replicas(options) -> None:
+    """Replicas that train apart, of several ranks each: with what they do not go."""
+    pipeline = axes.is_pipeline(options)
+    if not axes.of_several_ranks(options) or not pipeline:
+        return
+    if schedule(options).name == "pipedream":
+        raise OptionError(
+            f"--pipeline {options.pipeline} does not go with --strategy {options.strategy}: {NEVER_FLUSHED}: use "
+            "--pipeline 1f1b, or --strategy pipeline"
+        )
+    if options.accumulate > 1:
+        why = STRATEGIES["pipeline"].supports.not_parts
+        raise OptionError(f"--accumulate does not go with stages on different ranks: {why}: leave it out")
+
+
+def _samples_together(options) -> None:
+    """Ranks that compute rows of the same images, or branches: with what, and no other way beside it."""
+    axis = axes.together(options)
+    if not axis:
+        return
+    given = axes.mesh(options)
+    if others := [name for name in axes.AXES[1:] if name != axis and given.get(name, 1) > 1]:
+        raise OptionError(
+            f"--mesh {options.mesh}: the axes {axis} and {others[0]} do not go together: {NOT_BESIDE[others[0]]}: "
+            "leave one out"
+        )
+    _of_axis(options, axis, f"--mesh {options.mesh}")
+
+
+def _of_axis(options, axis: str, what: str) -> None:
+    """Refuse what does not go with an axis."""
+    can = axes.TOGETHER.get(axis) or STRATEGIES[axis].supports
+    for name in ("accumulate", "reproducible", "compress", "offload", "consistency"):
+        method = options.compress if name == "compress" else None
+        why = can.why_not(method, name)
+        if method and options.strategy_name in STAGES and axis not in axes.TOGETHER:
+            why = can.not_compressed
+        never = ("consistency",) if axis in axes.TOGETHER else ("offload", "consistency")
+        if changed(options, [name]) and (why or name in never):
+            raise OptionError(f"{flag(name)} does not go with {what}{': ' * bool(why)}{why}: leave it out")
+
+
+def check(options, ranks: int, network, optimizer) -> int | None:
+    """Refuse a mesh, a schedule, layers that cannot be shared, on so many ranks.
+
+    Returns
+    -------
+    int or None
+        Ranks, or groups of ranks, that read samples; None where the network is on no axis but "data".
+    """
+    if axes.is_pipeline(options):
+        return _check_stages(options, ranks, network, optimizer)
+    sizes = axes.sizes(options, ranks)
+    if axes.is_tensor(options):
+        from nn.losses import Loss
+        from parallel.strategies.tensor.rewriting import share
+
+        share(network, Loss(), sizes["tensor"], options.tensor)
+        if not axes.of_several_ranks(options):
+            _refuse_nothing_sent(options, sizes["data"])
+        return sizes["data"]
+    if axis := axes.together(options):
+        from parallel.strategies.operators import branches, space
+
+        {"space": space.cut, "branch": branches.deal}[axis](network, 0, sizes[axis])
+        return sizes["data"]
+    return None
+
+
+def _refuse_nothing_sent(options, data: int) -> None:
+    """Refuse to compress gradients where no two ranks have the same part of the network."""
+    if options.compress and data == 1:
+        raise OptionError(
+            f"--compress {options.compress}: every rank has another part of the network, and no gradients are sent: "
+            "leave it out, or start more ranks, for an axis data"
+        )
+
+
+def _check_stages(options, ranks: int, network, optimizer) -> int:
+    """Refuse a mesh, a schedule, cuts that cannot be; returns how many pipelines read samples."""
+    from nn.losses import Loss
+    from parallel.strategies.pipeline.placement import check_updates_apart, place, refuse_ties
+    from parallel.strategies.tensor.rewriting import share
+
+    sizes = axes.sizes(options, ranks)
+    if options.batch < sizes["data"]:
+        raise OptionError(
+            f"--batch {options.batch} cannot be cut among {sizes['data']} pipelines: use a batch of at least "
+            f"{sizes['data']}, or fewer of them"
+        )
+    given = arguments(options, sizes["data"])
+    stale = given["schedule"] == "pipedream"
+    if stale and (sizes["data"] * sizes["tensor"] > 1 or options.strategy == "zero1"):
+        raise OptionError(
+            f"--pipeline {options.pipeline}: every mini-batch has an update of its own, which several ranks with a "
+            "stage would have to wait for: leave out --mesh data, tensor and --strategy zero1; a stage on several "
+            "ranks, which take turns, is pipedream:replicas=2/1"
+        )
+    if stale and options.compress:
+        raise OptionError(
+            f"--compress does not go with --pipeline {options.pipeline}: replicas of a stage sum their gradients as "
+            "they are: leave it out"
+        )
+    _refuse_nothing_sent(options, sizes["data"])
+    given = {name: value for name, value in given.items() if name not in ("recompute", "vertical_sync")}
+    network = share(network, Loss(), sizes["tensor"], options.tensor).network
+    try:
+        placement = place(network, sizes["pipeline"], **given)
+        if stale:
+            check_updates_apart(placement, optimizer)
+        if options.compress and not axes.of_several_ranks(options):  # whose pushes are of whole networks
+            refuse_ties(placement)
+    except ValueError as error:
+        name = next((name for name in ("pipeline", "mesh") if getattr(options, name)), "strategy")
+        raise OptionError(f"{flag(name)} {getattr(options, name)}: {error}") from error
+    return sizes["data"]
