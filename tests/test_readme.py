@@ -22,12 +22,12 @@ from conftest import PATIENCE
 import collectives
 from parallel.command import factory
 from parallel.command.commands import COMMANDS
-from parallel.command.options import FIELDS, TOPICS, names_of, shown_default, title_of
+from parallel.command.options import FIELDS, TOPICS, help_of, names_of, shown_default, title_of
 from parallel.command.parsing import parse, parser
 from parallel.launch import launcher
 from parallel.settings import flag
 from parallel.strategies import STRATEGIES
-from parallel.strategies.table import matrix
+from parallel.strategies.table import matrix, summaries
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
@@ -35,6 +35,7 @@ DOCUMENTS = ("README.md", "CONTRIBUTING.md", *PAGES)
 OPTIONS, USING, ALGORITHM = "docs/options.md", "docs/using.md", "docs/howto/algorithm.md"
 TABLE = re.compile(r"(<!-- options: [^\n]* -->\n\n)(.*?)(\n<!-- end of options -->)", re.DOTALL)
 MATRIX = re.compile(r"(<!-- strategies: [^\n]* -->\n\n)(.*?)(\n<!-- end of strategies -->)", re.DOTALL)
+SUMMARIES = re.compile(r"(<!-- summaries: [^\n]* -->\n\n)(.*?)(\n<!-- end of summaries -->)", re.DOTALL)
 # First words of paths; what a document names in backticks below one of these must be there.
 ROOMS = ("nn/", "collectives/", "parallel/", "scripts/", "notebooks/", "tests/", "docs/")
 
@@ -62,7 +63,7 @@ def options_table() -> str:
             metadata, shown = FIELDS[name].metadata, shown_default(name)
             choices = f" (one of {', '.join(metadata['choices'])})" if metadata["choices"] else ""
             default = f"`{shown}`" if shown else ""
-            rows.append(f"| `{flag(name)}` | {default} | {metadata['help']}{choices} |")
+            rows.append(f"| `{flag(name)}` | {default} | {help_of(name)}{choices} |")
     return "\n".join(rows) + "\n"
 
 
@@ -72,6 +73,7 @@ def test_options_table_is_that_of_the_dataclasses():
 
 def test_matrix_is_that_of_the_strategies():
     assert MATRIX.search(read(OPTIONS))[2] == matrix(), "run: python tests/test_readme.py"
+    assert SUMMARIES.search(read(OPTIONS))[2] == summaries(), "run: python tests/test_readme.py"
 
 
 def test_every_cell_that_is_refused_says_why():
@@ -299,7 +301,7 @@ def test_citation_is_complete():
 
 if __name__ == "__main__":
     text = read(OPTIONS)
-    for place, table in (TABLE, options_table()), (MATRIX, matrix()):
+    for place, table in (TABLE, options_table()), (MATRIX, matrix()), (SUMMARIES, summaries()):
         text, count = place.subn(lambda found, table=table: found[1] + table + found[3], text)
         assert count == 1, f"{OPTIONS} has no place for a table"
     (ROOT / OPTIONS).write_text(text)

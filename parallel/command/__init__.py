@@ -5,10 +5,10 @@
 | main.py | entry point: options, ranks, threads, one message where something fails |
 | options.py | every option, by topic |
 | parsing.py | flags, --help, TOML files, config.json |
-| rules.py | every refusal |
+| rules.py | what is refused that is of no strategy and no mesh |
 | factory.py | data, network, loss, optimizer, loaders of given options |
-| axes.py, sizes.py | what --mesh and --pipeline say; bytes as people write them |
-| registry.py, auto.py | strategies by name; --strategy auto |
+| sizes.py | bytes as people write them |
+| resuming.py, auto.py | a run that is continued; --strategy auto |
 | training_run.py | one run, from options to results |
 | trained_run.py, predict_images.py, sample.py | the network that it leaves, and using it |
 | report.py | a page about some runs |
