@@ -40,7 +40,7 @@ from nn.models import build
 from parallel.planning import laws
 from parallel.planning.job import Axes, Job
 from parallel.planning.pictures import draw_map
-from parallel.planning.predict import predict, ranking
+from parallel.strategies.estimate import estimate, ranking
 from parallel.planning.profile import LayerProfile, count_layers
 from parallel.planning.transformer import training_days
 
@@ -325,9 +325,9 @@ def scaled(layer):
 
 
 job = Job([scaled(layer) for layer in counted], 64, 64, node_memory=False)
-library = np.array([predict(replace(job, batch=64 * 8 * M), "ddp", Axes(8 * M), network).seconds for M in nodes])
+library = np.array([estimate(replace(job, batch=64 * 8 * M), "ddp", Axes(8 * M), network).seconds for M in nodes])
 without = np.array(
-    [predict(replace(job, batch=64 * 8 * M, overlap=False), "ddp", Axes(8 * M), network).seconds for M in nodes]
+    [estimate(replace(job, batch=64 * 8 * M, overlap=False), "ddp", Axes(8 * M), network).seconds for M in nodes]
 )
 
 _, ax = plt.subplots(figsize=(7.4, 3.2))
@@ -362,7 +362,7 @@ def even(parameters, rate, layers=100):
 def efficiency(layers, ranks, network, **more):
     """Of the same batch on every rank, against one rank."""
     job = Job(layers, 64, 64, node_memory=False, **more)
-    one, many = (predict(replace(job, batch=64 * n), "ddp", Axes(n), network).seconds for n in (1, ranks))
+    one, many = (estimate(replace(job, batch=64 * n), "ddp", Axes(n), network).seconds for n in (1, ranks))
     return one / many
 
 

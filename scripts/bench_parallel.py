@@ -1,7 +1,7 @@
 """What it costs to share the network itself: pipelines and layers cut among ranks, with a BLAS thread each.
 
 one stage         a pipeline on one rank beside the same micro-batches, one after the other, without it
-of the clock      a step of every schedule, and of tensor parallelism, beside what planning/predict.py says of it from
+of the clock      a step of every schedule, and of tensor parallelism, beside what strategies/estimate.py says from
                   layers and messages measured on the same ranks: on two here, on two hosts of the lab (netlab.py) and
                   on four, which share cores and rest behind what they compute (slow_cores.py); and in which kinds of
                   action the two differ
@@ -245,8 +245,8 @@ def planned(world, quick: bool) -> dict:
     from parallel.command.options import Options
     from parallel.planning.choice import options_of
     from parallel.planning.job import Axes
-    from parallel.planning.predict import predict, ranking
     from parallel.strategies import build_trainer
+    from parallel.strategies.estimate import estimate, ranking
 
     rng = np.random.default_rng(0)
     x, y = rng.random((PLANNED_BATCH, 32, 32, 3), np.float32), rng.integers(0, 10, PLANNED_BATCH)
@@ -261,7 +261,7 @@ def planned(world, quick: bool) -> dict:
         best = next(
             p for p in ranking(job, world.size, measured) if auto.as_told(options_of(p, parts.network)) == chosen
         )
-        told = chosen, {"plan": best.seconds, "ddp": predict(job, "ddp", Axes(world.size), measured).seconds}
+        told = chosen, {"plan": best.seconds, "ddp": estimate(job, "ddp", Axes(world.size), measured).seconds}
     chosen, predicted = world.bcast(told)
 
     def side(words: dict) -> Callable:
@@ -378,16 +378,16 @@ class Kinds:
 def expected(job, trainer, network) -> dict[str, float]:
     """Seconds of a step by kind as the clock has them: of the mean of the ranks."""
     from parallel.planning.job import Axes
-    from parallel.planning.pipelines import pieces
-    from parallel.planning.predict import predict
+    from parallel.strategies.estimate import estimate
     from parallel.strategies.pipeline.actions import parts
+    from parallel.strategies.pipeline.timing import pieces
 
     ranks = trainer.mesh.size
     if not trainer.mesh.pipeline:
-        told = predict(job, "ddp", Axes(tensor=ranks), network).parts
+        told = estimate(job, "ddp", Axes(tensor=ranks), network).parts
         return {"computation": told["computation"], "update": told["update"], WAITING: told["activations"]}
     placement, name = trainer.pass_.placement, trainer.pass_.schedule
-    told = predict(job, name, Axes(pipeline=ranks), network, micro_batches=MICRO, cuts=placement.cuts)
+    told = estimate(job, name, Axes(pipeline=ranks), network, micro_batches=MICRO, cuts=placement.cuts)
     stages = pieces(job.layers, [0, *placement.cuts, len(job.layers)], 0.0)
     kinds = {"F": job.head * MICRO / ranks}
     for action in (action for row in placement.rows for cell in row for action in parts(cell)):

@@ -90,12 +90,12 @@ def measured_job(options):
 def plan(options) -> int:
     """Measure, price, say."""
     from parallel.planning.choice import best_of_each, reasons
-    from parallel.planning.pipeline_strategies import MOST_PLANNED, plan_stages
-    from parallel.planning.predict import predict, ranking, strong_and_weak
     from parallel.planning.tables import Scaled, as_dict, columns, nbytes, seconds, table
+    from parallel.strategies.estimate import estimate, ranking, strong_and_weak
+    from parallel.strategies.pipeline.cost import MOST_PLANNED, plan_stages
 
     def scaled(p):
-        again = lambda job: predict(job, p.strategy, p.axes, network, options.servers, options.micro)
+        again = lambda job: estimate(job, p.strategy, p.axes, network, options.servers, options.micro)
         return Scaled(p, *strong_and_weak(job, p, again if p.ranks > 1 else lambda job: p))
 
     model_of(options)  # refuses what cannot be before anything is measured
@@ -157,8 +157,8 @@ def trainable(prediction, options) -> bool:
     """Whether train.py has it: asked of what its strategies say they can, its rules, and the network."""
     from parallel.command import factory, rules
     from parallel.command.parsing import parse
-    from parallel.planning.pipelines import TIMED
     from parallel.strategies import STRATEGIES
+    from parallel.strategies.pipeline.timing import TIMED
 
     name = prediction.strategy.partition(":")[0]
     used = {axis for axis, size in prediction.axes._asdict().items() if size > 1}

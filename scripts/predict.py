@@ -104,23 +104,23 @@ def job_of(options, network):
 def predict_all(options) -> int:
     """Predict, print, draw."""
     from parallel.planning.job import Axes
-    from parallel.planning.pipelines import TIMED
-    from parallel.planning.predict import STRATEGIES, predict
     from parallel.planning.tables import Run, as_dict, nbytes, seconds, table
+    from parallel.strategies.estimate import NAMES, estimate
+    from parallel.strategies.pipeline.timing import TIMED
 
     network = network_of(options)
     mesh = Axes.parse(options.mesh) if options.mesh else Axes()
     options.ranks = options.ranks or [mesh.ranks * times for times in ((1, 2, 4, 8) if mesh.data == 1 else (1,))]
     job, limit = job_of(options, network), options.memory or float("inf")
     options.strategy = {"zero3": "fsdp"}.get(options.strategy, options.strategy)
-    if options.strategy.partition(":")[0] not in (known := ("all", *STRATEGIES, *MESHES)):
+    if options.strategy.partition(":")[0] not in (known := ("all", *NAMES, *MESHES)):
         raise ValueError(f"--strategy {options.strategy}: expected one of {', '.join(known)}")
     if options.mesh and options.strategy in ("all", *MESHES):
         raise ValueError(f"--mesh {options.mesh} is for one --strategy other than {options.strategy}: name it")
     if options.recompute and options.strategy not in (*TIMED, "hybrid"):
         raise ValueError(f"--recompute is of pipelines: name one with --strategy, such as 1f1b, not {options.strategy}")
     title = f"{options.model} on {options.network}"
-    one = seconds(predict(job, "ddp", Axes(), network).seconds)
+    one = seconds(estimate(job, "ddp", Axes(), network).seconds)
     print(f"{title}: {nbytes(job.parameters)} of parameters, {options.batch:,} samples a step, one rank {one}")
     print(f"network: {node_size(network, max(options.ranks))}; {network.source}\n")
     curves = of_one(options, job, network) if options.strategy != "all" else of_all(options, job, network, limit)
@@ -146,9 +146,9 @@ def predict_all(options) -> int:
 def of_one(options, job, network) -> dict:
     """One strategy on every number of ranks."""
     from parallel.planning.job import Axes
-    from parallel.planning.pipelines import CHUNKS, TIMED
-    from parallel.planning.predict import MOST_PARTS, predict, ranking, strong_and_weak
     from parallel.planning.tables import Scaled
+    from parallel.strategies.estimate import MOST_PARTS, estimate, ranking, strong_and_weak
+    from parallel.strategies.pipeline.timing import CHUNKS, TIMED
 
     fixed = Axes.parse(options.mesh) if options.mesh else Axes()
     found = []
@@ -169,7 +169,7 @@ def of_one(options, job, network) -> dict:
             axes, strategy = several[0].axes, several[0].strategy.replace("serial", "ddp")
 
         def again(job, axes=axes, strategy=strategy):
-            return predict(job, strategy, axes, network, options.servers, options.micro, options.recompute)
+            return estimate(job, strategy, axes, network, options.servers, options.micro, options.recompute)
 
         found.append(Scaled(again(job), *strong_and_weak(job, again(job), again)))
     return {options.strategy: found}
@@ -177,14 +177,14 @@ def of_one(options, job, network) -> dict:
 
 def of_all(options, job, network, limit: float) -> dict:
     """The fastest of every number of ranks; of a single one all strategies, each on its best mesh."""
-    from parallel.planning.predict import predict, ranking, strong_and_weak
     from parallel.planning.tables import Scaled
+    from parallel.strategies.estimate import estimate, ranking, strong_and_weak
 
     def ranked(job, count):
         return ranking(job, count, network, limit, options.servers, options.micro)
 
     def scaled(p, again=None):
-        same = lambda job: predict(job, p.strategy, p.axes, network, options.servers, options.micro)
+        same = lambda job: estimate(job, p.strategy, p.axes, network, options.servers, options.micro)
         return Scaled(p, *strong_and_weak(job, p, (again or same) if p.ranks > 1 else lambda job: p))
 
     every = {count: ranked(job, count) for count in options.ranks}
@@ -206,7 +206,7 @@ def of_all(options, job, network, limit: float) -> dict:
 def draw(options, job, network, limit: float, title: str) -> None:
     """The map: batches from a 64th to 64 times --batch."""
     from parallel.planning.pictures import draw_map
-    from parallel.planning.predict import ranking
+    from parallel.strategies.estimate import ranking
 
     batches = sorted({max(1, round(options.batch * 4.0**k)) for k in range(-3, 4)})
     given = network, limit, options.servers, options.micro

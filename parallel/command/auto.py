@@ -1,7 +1,7 @@
 """--strategy auto: the plan's word. What the run is about to do is measured on the ranks that will do it, and priced.
 
 Every rank measures the layers at the same time, with samples of the data; all of them the network. Rank 0 prices every
-strategy and mesh (planning/predict.py) and takes the fastest that computes what one process computes, fits into
+strategy and mesh (strategies/estimate.py) and takes the fastest that computes what one process computes, fits into
 --memory-limit, and that no other option forbids. With auto:stale=1 it may also be a pipeline that is never flushed, on
 the stages and replicas that PipeDream's programme finds: its weights are stale. Options are from then on those of a run
 that was told so, config.json has them, and the run is continued with them.
@@ -25,11 +25,11 @@ from parallel.command.sizes import read_bytes
 from parallel.planning.choice import best_of_each, options_of, reasons
 from parallel.planning.job import Job, Prediction
 from parallel.planning.layer_times import Times, job_of, measure_layers
-from parallel.planning.predict import ranking, serial, strong_and_weak
 from parallel.planning.profile import count_layers
 from parallel.planning.tables import Scaled, nbytes, table
 from parallel.settings import OptionError
 from parallel.strategies.auto import AutoKeys
+from parallel.strategies.estimate import ranking, serial, strong_and_weak
 
 LENGTHS = tuple(4**k for k in (2, 4, 6, 8, 10, 11))  # of messages
 SECONDS = 0.004  # for each thing that is measured

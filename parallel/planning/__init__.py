@@ -8,9 +8,10 @@
 | job.py | a step to be predicted, a mesh, a prediction |
 | layer_times.py | a profile by measurement: every layer, both halves of backward |
 | choice.py | a prediction as options of a run, and why it is taken |
-| predict.py | what a step costs, every strategy on every mesh; the fastest that fits |
-| data_strategies.py, pipeline_strategies.py, apart_strategies.py | the strategies one by one |
-| group_costs.py, topology_costs.py, pipelines.py | below them: collectives on two levels, on topologies; stages |
+| parts.py | what the busiest rank has of a step |
+| group_costs.py, topology_costs.py | collectives on two levels of a network, on topologies |
 | transformer.py | transformers of billions of parameters, by the formulas of their authors |
 | tables.py, pictures.py | predictions in columns, and drawn |
+
+Each strategy declares what it costs in its own file; strategies/estimate.py asks all of them on every mesh.
 """

@@ -25,11 +25,17 @@ from parallel.strategies.consistency import Consistency, ConsistencyOptions, che
 from parallel.strategies.declaration import ALL_AXES, APART, Strategy, Supports
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from collectives.pricing.networks import Network as CostNetwork
     from nn.core.network import Network
     from nn.losses import Loss
     from nn.optim.optimizers import Optimizer
     from parallel.exchange.base import Exchange
     from parallel.exchange.compression.base import Compressor
+    from parallel.planning.group_costs import Group
+    from parallel.planning.job import Axes, Job, Prediction
+    from parallel.planning.profile import LayerProfile
     from parallel.trainer import DistributedTrainer
 
 NODE_MEMORY = ("auto", "on", "off")
@@ -304,6 +310,40 @@ def build(options, network, loss, optimizer, communicator) -> DistributedTrainer
     return DistributedDataParallel(*arguments, **summing_arguments(options, communicator))
 
 
+def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1) -> Prediction:
+    """F, B with buckets that leave as they fill, U; in a node's memory F, B, sum and U / N (strategies/estimate.py)."""
+    from parallel.planning.job import Prediction
+    from parallel.planning.parts import part_of
+
+    mine, group = part_of(job, axes, network), axes.group("data", job.node_memory)
+    gradients, update = job.parameters / axes.tensor, job.update / axes.tensor
+    if group.in_memory(network) and axes.tensor == 1:  # who has finished sums and updates the next block
+        update /= group.count
+        exchange = network.barrier_seconds(group.count) + group.adding(gradients, network)
+    else:
+        exchange = after_backprop(job, mine.layers, group, network)
+    computation = mine.computation + job.loss(mine.samples)
+    parts = {"computation": computation, "update": update, "gradients": exchange, "activations": mine.sums}
+    memory = (2 + job.moments) * gradients + mine.saved
+    computing = mine.workers * computation + axes.ranks * update
+    return Prediction("ddp", axes, parts, computing, 2 * group.sent(gradients) + mine.sent, memory)
+
+
+def after_backprop(job: Job, layers: Sequence[LayerProfile], group: Group, network: CostNetwork) -> float:
+    """Seconds that ranks wait for gradients once backprop is done, summed in buckets as they fill."""
+    if group.count == 1:
+        return 0.0
+    now = end = size = 0.0
+    limit = job.first_bucket
+    for i, layer in enumerate(reversed(layers)):
+        now += layer.backward
+        size += layer.parameters
+        if size and (size >= limit or i == len(layers) - 1):
+            end = max(end, now if job.overlap else 0.0) + group.allreduce(size, network)
+            size, limit = 0.0, job.bucket
+    return max(0.0, end - now) if job.overlap else end
+
+
 STRATEGY = Strategy(
     name="ddp",
     title="Data parallelism",
@@ -317,6 +357,7 @@ STRATEGY = Strategy(
     public=("DistributedDataParallel", "StaleDataParallel", "CompressedDataParallel", "ReproducibleDataParallel"),
     check_options=check_options,
     check=check,
+    cost=cost,
     summary="every rank computes its part of the batch, gradients are summed: in the memory that the ranks of a node "
     "share, where parameters are there once (of wide `Linear` layers ranks share the inputs x and the gradients gy of "
     "the outputs instead, where these are smaller), then between nodes by messages, in buckets, which can travel "

@@ -153,7 +153,7 @@ class Strategy:
     searches : bool
         Whether a step is a line search (--optimizer lbfgs, and no other), on one process too.
     cost : callable or None
-        (job, axes, network, text, servers) -> Prediction of a step; None where nothing is predicted.
+        (job, axes, network, text of --strategy, servers) -> Prediction of a step; None where nothing is predicted.
     summary, memory, traffic : str
         What it does; bytes that a rank keeps, for Adam in float32; elements that it sends in a step: for the docs.
     """

@@ -25,10 +25,12 @@ from parallel.strategies.parameter_server import SERVED_APART, ServerOptions, ch
 from parallel.strategies.pipeline.option import replica_sizes
 
 if TYPE_CHECKING:
+    from collectives.pricing.networks import Network as CostNetwork
     from nn.core.network import Network
     from nn.losses import Loss
     from nn.optim.optimizers import Optimizer
     from parallel.exchange.compression.base import Compressor
+    from parallel.planning.job import Axes, Job, Prediction
     from parallel.trainer import DistributedTrainer
 
 
@@ -113,6 +115,33 @@ def build(options, network, loss, optimizer, communicator) -> DistributedTrainer
     return Downpour(*arguments, **keys, compressor=compressor, limit=options.watch or math.inf)
 
 
+def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1) -> Prediction:
+    """Workers push and fetch now and then; servers update with what comes, one after the other.
+
+    A server takes each worker's push by itself; where that takes longer than the workers' steps, it sets the pace.
+    """
+    from parallel.planning.group_costs import Group, message
+    from parallel.planning.job import Prediction
+    from parallel.planning.parts import part_of
+
+    keys, workers = DownpourKeys.parse(text), axes.ranks - servers
+    if not 1 <= servers < axes.ranks:
+        raise ValueError(f"{text}: {servers} servers leave no worker of {axes.ranks} ranks: use 1 to {axes.ranks - 1}")
+    mine, piece = part_of(job, axes, network, workers), job.parameters / servers
+    link = network.between if Group(axes.ranks).nodes(network) > 1 else network.inside
+    computation = mine.computation + job.loss(mine.samples)
+    often = 1 / keys.push + 1 / keys.fetch
+    own = {"computation": computation, "update": job.update, "push, fetch": often * message(link, piece, servers)}
+    busy = workers * (
+        often * link.cost(piece).held + job.update / servers / keys.push
+    )  # of a server, for a step of all
+    parts = own | {"servers": max(0.0, busy - sum(own.values()))}
+    memory = max(2 * job.parameters + mine.saved, (1 + job.moments + workers) * piece)
+    computing = mine.workers * (computation + job.update) + workers * job.update / keys.push
+    sent = max(job.parameters / keys.push, workers * piece / keys.fetch)
+    return Prediction(text, axes, parts, computing, sent, memory)
+
+
 STRATEGY = Strategy(
     name="downpour",
     title="Downpour SGD",
@@ -124,6 +153,7 @@ STRATEGY = Strategy(
     public=("Downpour",),
     check_options=check_workers,
     check=check,
+    cost=cost,
     serves=True,
     summary="replicas push to servers, and read from them, without waiting for each other",
     memory="8 Psi for a worker",

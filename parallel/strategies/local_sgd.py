@@ -15,10 +15,12 @@ from parallel.strategies.declaration import APART, WITH_PARTS, Strategy
 from parallel.strategies.pipeline.option import replica_sizes
 
 if TYPE_CHECKING:
+    from collectives.pricing.networks import Network as CostNetwork
     from nn.core.network import Network
     from nn.losses import Loss
     from nn.optim.optimizers import Optimizer
     from parallel.exchange.replicas import Replicas
+    from parallel.planning.job import Axes, Job, Prediction
     from parallel.trainer import DistributedTrainer
 
 
@@ -200,15 +202,37 @@ def _replicas(
     return DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange, seed, name)
 
 
+KEYS = {keys.name: keys for keys in (LocalSGDKeys, DiLoCoKeys, EASGDKeys)}
+COPIES = {"local-sgd": 0, "diloco": 2, "easgd": 1}  # of all parameters, beside a replica's own
+
+
 def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
     """Replicas that average now and then, by the name of the strategy."""
-    make, keys = {"local-sgd": (LocalSGD, LocalSGDKeys), "diloco": (DiLoCo, DiLoCoKeys), "easgd": (EASGD, EASGDKeys)}[
-        options.strategy_name
-    ]
+    make = {"local-sgd": LocalSGD, "diloco": DiLoCo, "easgd": EASGD}[options.strategy_name]
+    keys = KEYS[options.strategy_name]
     several = replica_sizes(options, communicator.size)
     limit = {"limit": options.watch or math.inf} if several else {}
     arguments = network, loss, optimizer, communicator, options.seed
     return make(*arguments, **vars(keys.parse(options.strategy)), **several, **limit)
+
+
+def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1) -> Prediction:
+    """F, B, U of a rank, and every so many steps the mean of all; nobody waits for the slowest in between.
+
+    Of parameters a rank keeps 2 + k, DiLoCo two and EASGD one more, for k moments.
+    """
+    from parallel.planning.job import Prediction
+    from parallel.planning.parts import part_of
+
+    keys = KEYS[text.partition(":")[0]].parse(text)
+    mine, group, copies = part_of(job, axes, network), axes.group("data", job.node_memory), COPIES[keys.name]
+    computation = mine.computation + job.loss(mine.samples)
+    moved = network.copying((1 + copies) * job.parameters) if copies else 0.0  # what is moved, and what it moves to
+    meeting = group.allreduce(job.parameters, network) + moved
+    parts = {"computation": computation, "update": job.update, "meeting": meeting / keys.every}
+    memory = (2 + job.moments + copies) * job.parameters + mine.saved
+    computing = mine.workers * (computation + job.update)
+    return Prediction(text, axes, parts, computing, 2 * group.sent(job.parameters) / keys.every, memory)
 
 
 LOCAL_SGD = Strategy(
@@ -219,6 +243,7 @@ LOCAL_SGD = Strategy(
     supports=replace(APART, axes=WITH_PARTS, not_compressed="replicas meet by their parameters, not by gradients"),
     keys=LocalSGDKeys,
     public=("LocalSGD",),
+    cost=cost,
     summary="replicas take the mean of their parameters every so many steps",
     memory="16 Psi",
     traffic="2 Psi a round",

@@ -19,9 +19,11 @@ from parallel.settings import OptionError
 from parallel.strategies.declaration import Strategy, Supports
 
 if TYPE_CHECKING:
+    from collectives.pricing.networks import Network as CostNetwork
     from nn.core.network import Network
     from nn.losses import Loss
     from nn.optim.optimizers import Optimizer
+    from parallel.planning.job import Axes, Job, Prediction
     from parallel.trainer import DistributedTrainer
 
 
@@ -89,6 +91,27 @@ def build(options, network, loss, optimizer, communicator) -> DistributedTrainer
     return DataParallel(*arguments)
 
 
+def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1) -> Prediction:
+    """One master hands out samples and parameters, computes the loss, and updates."""
+    from parallel.planning.job import Prediction
+    from parallel.planning.parts import part_of
+
+    mine, group = part_of(job, axes, network), axes.group("data", False)
+    samples, answers = job.batch * job.sample_bytes, job.batch * job.answer_bytes
+    parts = {
+        "computation": mine.computation,
+        "samples": group.scatter(samples, network),
+        "parameters": group.broadcast(job.parameters, network),
+        "outputs": group.gather(answers, network) + group.scatter(answers, network),
+        "loss": job.loss(job.batch),
+        "gradients": group.reduce(job.parameters, network),
+        "update": job.update,
+    }
+    memory = (2 + job.moments) * job.parameters + mine.saved + samples + answers
+    computing = mine.workers * mine.computation + parts["loss"] + parts["update"]
+    return Prediction("dp", axes, parts, computing, job.parameters + group.sent(samples + answers), memory)
+
+
 STRATEGY = Strategy(
     name="dp",
     title="Data parallelism with a master",
@@ -97,6 +120,7 @@ STRATEGY = Strategy(
     supports=Supports(mixed=True, compress=(), not_compressed="the master gets one sum, made on its way by all ranks"),
     public=("DataParallel", "ReproducibleMasterWorker"),
     check=check,
+    cost=cost,
     summary="one master scatters samples, broadcasts the model, gathers outputs, reduces gradients: `--timeline` shows "
     "why it does not scale",
     memory="16 Psi on the master, 8 Psi on workers",

@@ -29,6 +29,7 @@ from parallel.strategies.declaration import ALONE, APART, WITH_PARTS, Strategy, 
 from parallel.strategies.pipeline.option import replica_sizes
 
 if TYPE_CHECKING:
+    from collectives.pricing.networks import Network as CostNetwork
     from nn.core.network import Network
     from nn.losses import Loss
     from nn.optim.optimizers import Optimizer
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from parallel.exchange.served import Served
     from parallel.mesh import Mesh
     from parallel.passes.whole import Whole
+    from parallel.planning.job import Axes, Job, Prediction
     from parallel.trainer import DistributedTrainer
 
 CONSISTENCIES = ("sync", "ssp", "async")
@@ -227,6 +229,32 @@ def build(options, network, loss, optimizer, communicator) -> DistributedTrainer
     )
 
 
+def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1) -> Prediction:
+    """Workers push gradients and pull parameters; servers, on ranks of their own, sum and update their slice."""
+    from parallel.planning.group_costs import Group, message
+    from parallel.planning.job import Prediction
+    from parallel.planning.parts import part_of
+
+    workers = axes.ranks - servers
+    if not 1 <= servers < axes.ranks:
+        raise ValueError(f"ps: {servers} servers leave no worker of {axes.ranks} ranks: use 1 to {axes.ranks - 1}")
+    mine, group, piece = part_of(job, axes, network, workers), Group(axes.ranks), job.parameters / servers
+    far = group.nodes(network) > 1
+    link = network.between if far else network.inside
+    crowd = min(servers, network.ranks_per_node) if far else 1  # servers that share a node's port
+    move = max(message(link, piece, workers * crowd), message(link, piece, servers))
+    computation = mine.computation + job.loss(mine.samples)
+    parts = {
+        "computation": computation,
+        "push": move + workers * network.reducing(piece),
+        "update": job.update / servers,
+        "pull": move,
+    }
+    memory = max(2 * job.parameters + mine.saved, (2 + job.moments + workers) * piece)
+    computing = mine.workers * computation + servers * parts["update"]
+    return Prediction("ps", axes, parts, computing, max(job.parameters, workers * piece), memory)
+
+
 SERVED_APART = replace(APART, axes=WITH_PARTS, compress=ALONE, not_compressed=NO_FACTORS)
 STRATEGY = Strategy(
     name="ps",
@@ -247,6 +275,7 @@ STRATEGY = Strategy(
     public=("ParameterServer", "CompressedParameterServer", "ReproducibleParameterServer"),
     check_options=check_options,
     check=check,
+    cost=cost,
     serves=True,
     summary="a parameter server, or `--servers` many, on ranks of their own or on workers",
     memory="8 Psi for a worker",

@@ -25,8 +25,13 @@ from parallel.settings import option
 from parallel.strategies.declaration import ALL_AXES, KEEP_NOTHING, Strategy, Supports
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from collectives.pricing.networks import Network as CostNetwork
     from parallel.exchange.compression.base import Compressor
     from parallel.exchange.sharded import Sharded
+    from parallel.planning.job import Axes, Job, Prediction
+    from parallel.planning.profile import LayerProfile
     from parallel.trainer import DistributedTrainer
 
 UNIT_BYTES = 1 << 20
@@ -206,6 +211,96 @@ def build(options, network, loss, optimizer, communicator) -> DistributedTrainer
     return make(*arguments, **shard_arguments(options), **summed(options))
 
 
+def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1) -> Prediction:
+    """F, B, reduce-scatter, U / N, allgather; in stage 2 reduced in units while B goes on (strategies/estimate.py)."""
+    from parallel.planning.job import Prediction
+    from parallel.planning.parts import part_of
+
+    stage = STAGES[text]
+    mine, group = part_of(job, axes, network), axes.group("data", job.node_memory)
+    whole, n, k = job.parameters / axes.tensor, axes.data, job.moments
+    if stage == 2 and job.overlap and not group.in_memory(network):
+        streams = Streams()
+        for unit in reversed(units(job, mine.layers)):
+            streams.compute(sum(layer.backward for layer in unit))
+            streams.send(group.reduce_scatter(sum(layer.parameters for layer in unit), network))
+        exchange = max(0.0, streams.sent - streams.now)
+    else:
+        exchange = group.reduce_scatter(whole, network)
+    computation, update = mine.computation + job.loss(mine.samples), job.update / axes.tensor / n
+    parts = {
+        "computation": computation,
+        "update": update,
+        "gradients": exchange,
+        "parameters": group.allgather(whole, network),
+        "activations": mine.sums,
+    }
+    memory = (2 + k / n, 1 + (1 + k) / n)[stage - 1] * whole + mine.saved
+    computing = mine.workers * computation + axes.ranks * update
+    return Prediction(text, axes, parts, computing, 2 * group.sent(whole) + mine.sent, memory)
+
+
+def cost_of_fsdp(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1) -> Prediction:
+    """A unit is gathered before its F and its B, one ahead where it travels, and reduced after."""
+    from parallel.planning.job import Prediction
+    from parallel.planning.parts import part_of
+
+    mine, group = part_of(job, axes, network), axes.group("data", job.node_memory)
+    whole, n = job.parameters / axes.tensor, axes.data
+    found = units(job, mine.layers)
+    size = [sum(layer.parameters for layer in unit) for unit in found]
+    there = 1 if group.in_memory(network) else 2  # units at once: one more where the next is gathered ahead
+    streams = Streams(ahead=job.overlap and there > 1)
+    for unit, nbytes in zip(found, size, strict=True):
+        streams.gather_and_compute(group.allgather(nbytes, network), sum(layer.forward for layer in unit))
+    for i, (unit, nbytes) in enumerate(zip(reversed(found), reversed(size), strict=True)):
+        again = group.allgather(nbytes, network) if i >= there else 0.0  # the last ones still are
+        streams.gather_and_compute(again, sum(layer.backward for layer in unit))
+        streams.send(group.reduce_scatter(nbytes, network))
+    computation, update = mine.computation + job.loss(mine.samples), job.update / axes.tensor / n
+    parts = {
+        "computation": computation,
+        "update": update,
+        "units": max(0.0, max(streams.now, streams.sent) - mine.computation),
+        "activations": mine.sums,
+    }
+    memory = (2 + job.moments) * whole / n + 2 * max(size) + mine.saved
+    computing = mine.workers * computation + axes.ranks * update
+    sent = 3 * group.sent(whole) - group.sent(sum(size[-there:])) + mine.sent
+    return Prediction("fsdp", axes, parts, computing, sent, memory)
+
+
+class Streams:
+    """Two streams of a rank: computation, and messages one after the other."""
+
+    def __init__(self, ahead: bool = True):
+        self.now = self.sent = self.before = 0.0
+        self.ahead = ahead
+
+    def compute(self, seconds: float) -> None:
+        self.before, self.now = self.now, self.now + seconds
+
+    def send(self, seconds: float) -> None:
+        """As soon as what has been computed by now may leave."""
+        self.sent = max(self.sent, self.now) + seconds
+
+    def gather_and_compute(self, gathering: float, seconds: float) -> None:
+        """A unit is gathered while the one before computes (`ahead`), or after it; then it computes."""
+        self.sent = max(self.sent, self.before if self.ahead else self.now) + gathering
+        self.now = max(self.now, self.sent)
+        self.compute(seconds)
+
+
+def units(job: Job, layers: Sequence[LayerProfile]) -> list[list[LayerProfile]]:
+    """Neighbouring layers, until they have `job.unit` bytes of parameters."""
+    found: list[list[LayerProfile]] = [[]]
+    for layer in layers:
+        if sum(each.parameters for each in found[-1]) >= job.unit:
+            found.append([])
+        found[-1].append(layer)
+    return found
+
+
 SHARDED = Supports(
     axes=tuple(axis for axis in ALL_AXES if axis != "pipeline"),
     not_stages=NOT_STAGES,
@@ -224,6 +319,7 @@ ZERO1 = Strategy(
     options=(ShardOptions,),
     public=("ZeRO1", "ReproducibleZeRO1"),
     check=check,
+    cost=cost,
     summary="the optimizer's state in shards",
     memory="8 Psi + 8 Psi/N",
     traffic="2 Psi",
@@ -246,6 +342,7 @@ FSDP = replace(
     options=(ShardOptions, PrefetchOptions),
     public=("FullyShardedDataParallel", "ReproducibleFullyShardedDataParallel"),
     whole=0,
+    cost=cost_of_fsdp,
     summary="and the parameters (ZeRO-3): gathered layer by layer, freed after use",
     memory="16 Psi/N",
     traffic="3 Psi",

@@ -22,12 +22,12 @@ from nn.models import build
 from parallel.planning.job import Axes, Job
 from parallel.planning.laws import bandwidth_to_hide
 from parallel.planning.partition import partition
-from parallel.planning.pipelines import Piece, time_pipeline
-from parallel.planning.predict import predict
 from parallel.planning.profile import LayerProfile, count_layers, read_profile
 from parallel.planning.transformer import A100, Machine, Transformer, step, training_days
+from parallel.strategies.estimate import estimate
 from parallel.strategies.pipeline.checking import check, walk
 from parallel.strategies.pipeline.schedules import rows as schedule_rows
+from parallel.strategies.pipeline.timing import Piece, time_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 GBIT = 1e9 / 8
@@ -84,7 +84,7 @@ def even(parameters: float, rate: float, samples: int, layers: int = 100) -> lis
 def weak(layers, samples: int, ranks: int, network: Network, compared: int = 1) -> float:
     """Seconds of a step on few ranks, with the same samples on each, as a share of those on many."""
     job = Job(layers, samples, samples, node_memory=False)
-    one, many = (predict(replace(job, batch=samples * n), "ddp", Axes(n), network).seconds for n in (compared, ranks))
+    one, many = (estimate(replace(job, batch=samples * n), "ddp", Axes(n), network).seconds for n in (compared, ranks))
     return one / many
 
 
@@ -219,7 +219,7 @@ def plans(data: Path | None) -> Iterator[Row]:
     yield Row("seconds a mini-batch, VGG-16 on 4 x 4", source, 0.0671, best.seconds, "s", note)
     slow = Network(Link(20e-6, 1 / 10e9), Link(30e-6, 1 / (10 * GBIT * 0.94)), 4)
     fast = timed("vgg16", 224, 230, 32)
-    shares = predict(Job(fast, 32, 32 * 32, node_memory=False), "ddp", Axes(32), slow).idle_share
+    shares = estimate(Job(fast, 32, 32 * 32, node_memory=False), "ddp", Axes(32), slow).idle_share
     yield Row(
         "VGG-16, 32 GPUs, time in synchronisation, up to",
         source,

@@ -237,8 +237,8 @@ def usual(taken) -> float:
 
 def options_of(strategy: str, network, ranks: int) -> tuple[dict, int, list[int]]:
     """(options of the run, micro-batches, the layers with which the second stage and all after it begin)."""
-    from parallel.planning.pipelines import CHUNKS
     from parallel.strategies.pipeline.placement import even_cuts
+    from parallel.strategies.pipeline.timing import CHUNKS
 
     if strategy not in PIPELINES or ranks == 1:
         return {"strategy": "ddp" if ranks == 1 else strategy}, 0, []
@@ -276,8 +276,8 @@ def predicted_turn(point: dict, turn: dict, task: dict, network):
 
     from parallel.planning.job import Axes
     from parallel.planning.layer_times import Times, job_of
-    from parallel.planning.predict import predict
     from parallel.planning.profile import count_layers
+    from parallel.strategies.estimate import estimate
 
     model, strategy, ranks = model_of(SimpleNamespace(**task)), point["strategy"], point["ranks"]
     counted = count_layers(model, point["samples"], 1e9, 0.0)
@@ -288,9 +288,9 @@ def predicted_turn(point: dict, turn: dict, task: dict, network):
     job = job_of(model, Times(layers, turn["update"], turn["head"]), point["samples"], point["batch"], 0, overlap=False)
     own = network.with_ranks_per_node(point["ranks_per_node"])
     if strategy == "tensor":
-        return predict(job, "ddp", Axes(tensor=ranks), own)
+        return estimate(job, "ddp", Axes(tensor=ranks), own)
     axes = Axes(pipeline=ranks) if strategy in PIPELINES and strategy != "pipedream" else Axes(ranks)
-    return predict(job, strategy, axes, own, micro_batches=point["micro"] or None, cuts=point["cuts"])
+    return estimate(job, strategy, axes, own, micro_batches=point["micro"] or None, cuts=point["cuts"])
 
 
 def network_here(options):

@@ -14,9 +14,9 @@ from parallel.command.factory import Parts, prepare
 from parallel.command.options import Options
 from parallel.command.parsing import parse, resumed
 from parallel.planning.job import Job
-from parallel.planning.predict import ranking
 from parallel.planning.profile import LayerProfile
 from parallel.settings import OptionError
+from parallel.strategies.estimate import ranking
 
 SLOW = NETWORKS["gigabit"].with_ranks_per_node(1)
 

@@ -10,12 +10,12 @@ import pytest
 
 import nn
 from collectives.pricing.networks import NETWORKS, Network
-from parallel.planning import data_strategies
 from parallel.planning.job import Axes, Job
-from parallel.planning.pipeline_strategies import plan_stages
-from parallel.planning.predict import SHARED, STRATEGIES, candidates, predict, ranking, serial, strong_and_weak
 from parallel.planning.profile import LayerProfile, count_layers, read_profile, write_profile
 from parallel.planning.tables import nbytes
+from parallel.strategies import zero
+from parallel.strategies.estimate import NAMES, SHARED, candidates, estimate, ranking, serial, strong_and_weak
+from parallel.strategies.pipeline.cost import plan_stages
 
 LAYERS = [LayerProfile(str(i), 1e-3, 2e-3, 4e6, 8e6, 1e-3, 4e6, 0.5) for i in range(10)]
 JOB = Job(LAYERS, 32, 256, moments=2, sample_bytes=100.0, answer_bytes=40.0, node_memory=False)
@@ -27,40 +27,40 @@ def test_one_rank_is_the_sum_of_its_layers():
     alone = serial(JOB)
     assert alone.seconds == pytest.approx(8 * 30e-3) and alone.idle_share == 0
     assert alone.memory == pytest.approx(4 * 80e6 + 8 * 40e6)
-    for strategy in STRATEGIES:
-        assert predict(JOB, strategy, Axes(), FLAT) == alone
+    for strategy in NAMES:
+        assert estimate(JOB, strategy, Axes(), FLAT) == alone
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "fsdp", "dp"])
 def test_where_messages_are_free_all_ranks_do_is_compute(strategy):
-    found = predict(JOB, strategy, Axes(8), FREE)
+    found = estimate(JOB, strategy, Axes(8), FREE)
     assert found.seconds == pytest.approx(30e-3) and found.idle_share == pytest.approx(0, abs=1e-12)
-    assert strong_and_weak(JOB, found, lambda j: predict(j, strategy, Axes(8), FREE)) == pytest.approx((1, 1))
+    assert strong_and_weak(JOB, found, lambda j: estimate(j, strategy, Axes(8), FREE)) == pytest.approx((1, 1))
 
 
 def test_data_parallelism_is_one_allreduce_of_all_parameters():
     """Without overlap, in one bucket: the objective of Alpa's tests, here exact."""
     job = dataclasses.replace(JOB, overlap=False, first_bucket=inf)
-    found = predict(job, "ddp", Axes(8), FLAT)
+    found = estimate(job, "ddp", Axes(8), FLAT)
     assert found.seconds == pytest.approx(30e-3 + 2 * 3 * 1e-5 + 2 * 7 / 8 * 80e6 * 1e-9, rel=1e-9)
     assert found.sent == 2 * 7 / 8 * 80e6
     # hidden behind backprop but for what is left of the last bucket: never slower, never faster than the wire
-    overlapped = predict(JOB, "ddp", Axes(8), FLAT)
+    overlapped = estimate(JOB, "ddp", Axes(8), FLAT)
     assert 140e-3 <= overlapped.seconds < found.seconds
-    fast = predict(JOB, "ddp", Axes(8), Network.hockney(1e-6, 1e-12))
+    fast = estimate(JOB, "ddp", Axes(8), Network.hockney(1e-6, 1e-12))
     assert fast.parts["gradients"] < 1e-4 and fast.idle_share < 0.01
 
 
 def test_tensor_parallelism_sums_every_layer():
     """Of t ranks each layer's output is gathered forward, its gradient scattered backward: one sum of it in all."""
-    found = predict(JOB, "ddp", Axes(tensor=8), FLAT)
+    found = estimate(JOB, "ddp", Axes(tensor=8), FLAT)
     output = 8 * 4e6
     one = 2 * 3 * 1e-5 + 2 * 7 / 8 * output * 1e-9
     assert found.parts["activations"] == pytest.approx(10 * one, rel=1e-9)
     assert found.seconds == pytest.approx(8 * 30e-3 / 8 + 10 * one, rel=1e-9)
     assert found.memory == pytest.approx(4 * 10e6 + 40e6) and found.sent == pytest.approx(10 * 2 * 7 / 8 * output)
     block = [layer._replace(tensor_sums=2.0) for layer in LAYERS]  # a transformer's: two sums forward, two backward
-    more = predict(dataclasses.replace(JOB, layers=block), "ddp", Axes(tensor=8), FLAT)
+    more = estimate(dataclasses.replace(JOB, layers=block), "ddp", Axes(tensor=8), FLAT)
     assert more.parts["activations"] == pytest.approx(4 * found.parts["activations"], rel=1e-9)
 
 
@@ -70,7 +70,7 @@ def test_what_zero_keeps_and_sends():
     kept = {"ddp": 16 * psi, "zero1": 8 * psi + 8 * psi / n, "zero2": 4 * psi + 12 * psi / n}
     kept["fsdp"] = 16 * psi / n + 2 * 8e6  # and two units in transit
     for strategy, most in kept.items():
-        found = predict(JOB, strategy, Axes(n), FLAT)
+        found = estimate(JOB, strategy, Axes(n), FLAT)
         assert found.memory == pytest.approx(most + saved)
         times = 3 - 2 * 8 / 80 if strategy == "fsdp" else 2  # the last unit, and the one before, are still there
         assert found.sent == pytest.approx(times * 80e6 * (n - 1) / n)
@@ -80,7 +80,7 @@ def test_the_loss_is_the_last_stages():
     """Where the last stage waits for the others it costs nothing; where it is the slowest, its seconds."""
     for cuts, seconds in (((7,), 0.0), ((3,), 8 * 1e-3)):
         alone, more = (
-            predict(dataclasses.replace(JOB, head=head), "gpipe", Axes(pipeline=2), FREE, micro_batches=8, cuts=cuts)
+            estimate(dataclasses.replace(JOB, head=head), "gpipe", Axes(pipeline=2), FREE, micro_batches=8, cuts=cuts)
             for head in (0.0, 1e-3)
         )
         assert more.seconds - alone.seconds == pytest.approx(seconds or 1e-3, abs=1e-9)
@@ -89,57 +89,57 @@ def test_the_loss_is_the_last_stages():
 
 def test_stages_are_those_that_are_run():
     """Cut elsewhere than where it is best: the slowest stage has seven of ten layers."""
-    best = predict(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=8)
-    assert predict(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=8, cuts=best.cuts) == best
-    other = predict(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=8, cuts=(7,))
+    best = estimate(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=8)
+    assert estimate(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=8, cuts=best.cuts) == best
+    other = estimate(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=8, cuts=(7,))
     assert other.cuts == (7,) and other.seconds == pytest.approx((8 * 7 + 3) * 3e-3)
 
 
 def test_units_are_gathered_ahead_where_they_travel():
     network = Network.hockney(0.0, 0.1e-9)
-    found = predict(JOB, "fsdp", Axes(8), network)
-    plain = predict(dataclasses.replace(JOB, overlap=False), "fsdp", Axes(8), network)
+    found = estimate(JOB, "fsdp", Axes(8), network)
+    plain = estimate(dataclasses.replace(JOB, overlap=False), "fsdp", Axes(8), network)
     assert 0 < found.parts["units"] < plain.parts["units"]
     gathers = (10 + 9) * 7 / 8 * 8e6 * 0.1e-9
     assert plain.parts["units"] == pytest.approx(gathers + 10 * 7 / 8 * 8e6 * 0.1e-9, rel=0.35)
     wide = dataclasses.replace(JOB, unit=inf)
-    assert len(data_strategies.units(wide, LAYERS)) == 1 and len(data_strategies.units(JOB, LAYERS)) == 10
+    assert len(zero.units(wide, LAYERS)) == 1 and len(zero.units(JOB, LAYERS)) == 10
 
 
 def test_a_server_is_the_bottleneck():
-    one, four = (predict(JOB, "ps", Axes(12), FLAT, servers=s) for s in (1, 4))
+    one, four = (estimate(JOB, "ps", Axes(12), FLAT, servers=s) for s in (1, 4))
     assert one.parts["push"] == pytest.approx(11 * (1e-5 + 80e6 * 1e-9), rel=1e-3)
     assert four.parts["push"] == pytest.approx(8 * (1e-5 + 20e6 * 1e-9), rel=1e-3)
     with pytest.raises(ValueError, match="ps: 12 servers leave no worker of 12 ranks: use 1 to 11"):
-        predict(JOB, "ps", Axes(12), FLAT, servers=12)
+        estimate(JOB, "ps", Axes(12), FLAT, servers=12)
 
 
 def test_who_trains_apart_meets_every_so_many_steps():
     """In each step: data parallelism's sum, after backprop; in none: computation alone."""
     job = dataclasses.replace(JOB, overlap=False, first_bucket=inf, update=1e-3)
-    dense = predict(job, "ddp", Axes(8), FLAT)
-    each, eighth, never = (predict(job, f"local-sgd:{every}", Axes(8), FLAT) for every in (1, 8, 10**9))
+    dense = estimate(job, "ddp", Axes(8), FLAT)
+    each, eighth, never = (estimate(job, f"local-sgd:{every}", Axes(8), FLAT) for every in (1, 8, 10**9))
     assert each.seconds == pytest.approx(dense.seconds) and each.sent == dense.sent and each.memory == dense.memory
     assert never.seconds == pytest.approx(30e-3 + 1e-3) and never.idle_share == pytest.approx(0, abs=1e-6)
     assert eighth.seconds - never.seconds == pytest.approx((each.seconds - never.seconds) / 8)
-    kept = {name: predict(job, name, Axes(8), FLAT).memory - each.memory for name in ("local-sgd", "diloco", "easgd")}
+    kept = {name: estimate(job, name, Axes(8), FLAT).memory - each.memory for name in ("local-sgd", "diloco", "easgd")}
     assert kept == {"local-sgd": 0, "diloco": 2 * 80e6, "easgd": 80e6}
 
 
 def test_a_server_that_all_push_to_sets_the_pace():
     job = dataclasses.replace(JOB, update=1e-3)
-    often, seldom = (predict(job, f"downpour:push={n},fetch={n}", Axes(12), FLAT) for n in (1, 100))
+    often, seldom = (estimate(job, f"downpour:push={n},fetch={n}", Axes(12), FLAT) for n in (1, 100))
     moved = 11 * 2 * 80e6 * 1e-9  # in and out of one server's port, for a step of all workers
     assert often.seconds == pytest.approx(moved + 11 * 1e-3, rel=1e-3)
     assert seldom.parts["servers"] == 0 and seldom.sent == often.sent / 100
     assert seldom.seconds == pytest.approx(24 / 32 * 30e-3 + 1e-3 + 2 * 80e-3 / 100, rel=1e-3)
-    assert predict(job, "downpour", Axes(12), FLAT, servers=6).seconds < often.seconds
+    assert estimate(job, "downpour", Axes(12), FLAT, servers=6).seconds < often.seconds
     for call, message in (
-        (lambda: predict(job, "downpour", Axes(4), FLAT, servers=4), "downpour: 4 servers leave no worker of 4 ranks"),
-        (lambda: predict(job, "local-sgd:0", Axes(4), FLAT), "local-sgd: every must be at least 1"),
-        (lambda: predict(job, "easgd", Axes(2, 1, 2), FLAT), "easgd is predicted with whole layers"),
-        (lambda: predict(JOB, "local-sgd", Axes(2, 2), FLAT), "local-sgd is predicted with whole networks"),
-        (lambda: predict(job, "ddp:3", Axes(4), FLAT), "unknown strategy 'ddp:3'"),
+        (lambda: estimate(job, "downpour", Axes(4), FLAT, servers=4), "downpour: 4 servers leave no worker of 4 ranks"),
+        (lambda: estimate(job, "local-sgd:0", Axes(4), FLAT), "local-sgd: every must be at least 1"),
+        (lambda: estimate(job, "easgd", Axes(2, 1, 2), FLAT), "easgd is predicted with whole layers"),
+        (lambda: estimate(JOB, "local-sgd", Axes(2, 2), FLAT), "local-sgd is predicted with whole networks"),
+        (lambda: estimate(job, "ddp:3", Axes(4), FLAT), "unknown strategy 'ddp:3'"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
@@ -148,37 +148,37 @@ def test_a_server_that_all_push_to_sets_the_pace():
 def test_pipelines_wait_a_share_of_the_time():
     """(p - 1) / (m + p - 1) of it, where stages are equal and messages free."""
     for schedule in ("gpipe", "1f1b"):
-        found = predict(JOB, schedule, Axes(pipeline=5), FREE, micro_batches=16)
+        found = estimate(JOB, schedule, Axes(pipeline=5), FREE, micro_batches=16)
         assert found.idle_share == pytest.approx(4 / 20) and found.seconds == pytest.approx(0.24 / 5 * 20 / 16)
-    hybrid = predict(JOB, "1f1b", Axes(data=2, pipeline=5), FREE, micro_batches=16)
+    hybrid = estimate(JOB, "1f1b", Axes(data=2, pipeline=5), FREE, micro_batches=16)
     assert hybrid.seconds == pytest.approx(found.seconds / 2) and hybrid.idle_share == pytest.approx(0.2)
-    whole = predict(JOB, "gpipe", Axes(pipeline=5), FREE, micro_batches=16).memory
+    whole = estimate(JOB, "gpipe", Axes(pipeline=5), FREE, micro_batches=16).memory
     assert hybrid.memory < whole
-    less = predict(JOB, "gpipe", Axes(pipeline=5), FREE, micro_batches=16, recompute=True)
+    less = estimate(JOB, "gpipe", Axes(pipeline=5), FREE, micro_batches=16, recompute=True)
     assert less.seconds == pytest.approx(found.seconds * 4 / 3) and less.memory < whole
-    assert predict(JOB, "zb-h1", Axes(pipeline=5), FREE, micro_batches=16).seconds < found.seconds
+    assert estimate(JOB, "zb-h1", Axes(pipeline=5), FREE, micro_batches=16).seconds < found.seconds
 
 
 def test_who_has_fewer_parameters_waits_for_the_largest_update():
     """All parameters in the last of four stages: only its ranks update, and the others are idle meanwhile."""
     layers = [LayerProfile("", 1.0, 2.0, 0.0, 1e6 * (i == 3), 1.0) for i in range(4)]
-    found = predict(Job(layers, 8, 8, update=12.0), "gpipe", Axes(1, 4), FREE, micro_batches=1)
+    found = estimate(Job(layers, 8, 8, update=12.0), "gpipe", Axes(1, 4), FREE, micro_batches=1)
     assert found.seconds == pytest.approx(12 + 12) and found.computing == pytest.approx(12 + 12)
-    cut = predict(Job(layers, 8, 8, update=12.0), "gpipe", Axes(1, 4, 2), FREE, micro_batches=1)
+    cut = estimate(Job(layers, 8, 8, update=12.0), "gpipe", Axes(1, 4, 2), FREE, micro_batches=1)
     assert cut.seconds == pytest.approx(6 + 6) and cut.computing == pytest.approx(12 + 12)
 
 
 def test_stages_are_cut_where_it_is_said():
     """The slowest stage sets the pace: of 10 equal layers 7, and of every micro-batch."""
-    even, uneven = (predict(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=16, cuts=cuts) for cuts in ([5], [7]))
-    assert even.seconds == pytest.approx(predict(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=16).seconds)
+    even, uneven = (estimate(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=16, cuts=cuts) for cuts in ([5], [7]))
+    assert even.seconds == pytest.approx(estimate(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=16).seconds)
     assert uneven.cuts == (7,) and uneven.seconds == pytest.approx(8 * (30e-3 * 0.7 + 30e-3 * 0.3 / 16))
-    stream = predict(JOB, "pipedream", Axes(2), FREE, cuts=[7])
+    stream = estimate(JOB, "pipedream", Axes(2), FREE, cuts=[7])
     assert stream.replicas == (1, 1) and stream.cuts == (7,)
     assert stream.seconds == pytest.approx(2 * 4 * 30e-3 * 0.7), "two mini-batches a step, at the slowest stage's pace"
     for cuts in ([5, 7], [3, 3], [0], [10]):
         with pytest.raises(ValueError, match="cuts: expected 1 that rise, of 1 to 9, given"):
-            predict(JOB, "1f1b", Axes(pipeline=2), FREE, cuts=cuts)
+            estimate(JOB, "1f1b", Axes(pipeline=2), FREE, cuts=cuts)
 
 
 def test_a_pipeline_without_flush_is_the_programme():
@@ -187,16 +187,16 @@ def test_a_pipeline_without_flush_is_the_programme():
         pytest.skip("needs profiles/vgg16.csv in the directory that RINGPROP_DATA names")
     job = Job(read_profile(path), 128, 8 * 128)
     network = Network.hockney(0.0, 1 / 1.25e9)
-    found = predict(job, "pipedream", Axes(8), network)
+    found = estimate(job, "pipedream", Axes(8), network)
     assert found.note == "stages on 7-1; weights are stale"
-    dense = predict(dataclasses.replace(job, overlap=False), "ddp", Axes(8), network)
+    dense = estimate(dataclasses.replace(job, overlap=False), "ddp", Axes(8), network)
     assert dense.sent > 5 * found.sent or dense.seconds > found.seconds
 
 
 def test_many_workers_without_flush_are_planned_in_groups():
     """Every rank has its stage, and no step is shorter than one mini-batch of the slowest."""
     for ranks in (128, 65_536):
-        found = predict(JOB, "pipedream", Axes(ranks), NETWORKS["gpu-100g"])
+        found = estimate(JOB, "pipedream", Axes(ranks), NETWORKS["gpu-100g"])
         assert sum(found.replicas) == ranks
         at = [0, *found.cuts, len(LAYERS)]
         layers = JOB.of(JOB.share(ranks))
@@ -210,7 +210,7 @@ def test_a_stream_by_the_clock():
     layers = [LayerProfile("", 1.0, 2.0, 0.0, 1e3, 1.0) for _ in range(3)]
     layers.append(LayerProfile("", 1.0, 2.0, 0.0, 1e6, 1.0))
     job, slow = Job(layers, 8, 32), Network.hockney(0.0, 1e-5)
-    formula, clock = (predict(job, "pipedream", Axes(4), slow, quick=quick) for quick in (True, False))
+    formula, clock = (estimate(job, "pipedream", Axes(4), slow, quick=quick) for quick in (True, False))
     assert formula.replicas == clock.replicas == (3, 1) and clock.cuts == (3,) and clock.micro_batches == 4
     ring = 4 * 2 * 2 / 3 * 3e3 * 1e-5 / 3  # of a step's four mini-batches; every third has one
     assert formula.seconds == pytest.approx(12.0), "as if sums were made while layers compute"
@@ -222,10 +222,10 @@ def test_a_stream_has_updates_and_the_loss(update, head):
     """Every mini-batch ends in an update, and begins backward with the loss: by the formula as by the clock."""
     layers = [LayerProfile("", 1.0, 2.0, 0.0, 1e3, 1.0) for _ in range(4)]
     job = Job(layers, 8, 32, update=update, head=head)
-    line = [predict(job, "pipedream", Axes(4), FREE, quick=quick, cuts=[1, 2, 3]) for quick in (True, False)]
+    line = [estimate(job, "pipedream", Axes(4), FREE, quick=quick, cuts=[1, 2, 3]) for quick in (True, False)]
     assert [p.seconds for p in line] == pytest.approx(2 * [4 * (3 + update / 4 + head)])
     assert [p.computing for p in line] == pytest.approx(2 * [4 * (12 + update + head)])
-    one = predict(job, "pipedream", Axes(4), FREE)
+    one = estimate(job, "pipedream", Axes(4), FREE)
     assert one.replicas == (4,) and one.seconds == pytest.approx(12 + update + head) and one.idle_share < 1e-9
 
 
@@ -285,16 +285,19 @@ def test_layers_on_several_ranks_sum_what_tensor_parallelism_sums():
 
 def test_what_cannot_be_is_refused():
     for call, message in (
-        (lambda: predict(JOB, "ddpp", Axes(2), FLAT), "unknown strategy 'ddpp': expected one of ddp, zero1"),
-        (lambda: predict(JOB, "ddp", Axes(1, 2), FLAT), "ddp has no stages: leave pipeline=2 out, or use naive, gpipe"),
-        (lambda: predict(JOB, "ps", Axes(2, 1, 2), FLAT), "ps does not cut layers: leave tensor=2 out"),
-        (lambda: predict(JOB, "gpipe", Axes(1, 11), FLAT), "10 layers cannot be cut into 11 stages"),
+        (lambda: estimate(JOB, "ddpp", Axes(2), FLAT), "unknown strategy 'ddpp': expected one of ddp, zero1"),
+        (
+            lambda: estimate(JOB, "ddp", Axes(1, 2), FLAT),
+            "ddp has no stages: leave pipeline=2 out, or use naive, gpipe",
+        ),
+        (lambda: estimate(JOB, "ps", Axes(2, 1, 2), FLAT), "ps does not cut layers: leave tensor=2 out"),
+        (lambda: estimate(JOB, "gpipe", Axes(1, 11), FLAT), "10 layers cannot be cut into 11 stages"),
         (lambda: Axes.parse("data=2,stage=4"), "given 'stage=4'"),
         (lambda: Axes.parse("data=0"), "numbers above 0, given 'data=0'"),
         (lambda: Job(LAYERS, 32, 0), "batch: expected at least 1, given 0"),
         (lambda: Job([], 32, 1), "no layers"),
         (lambda: count_layers(None, 1, 0.0, 0.0), "flops: expected operations a second above 0, given 0"),
-        (lambda: predict(JOB, "pipedream", Axes(127), FLAT), "127 workers do not fall into groups of 2 to 16"),
+        (lambda: estimate(JOB, "pipedream", Axes(127), FLAT), "127 workers do not fall into groups of 2 to 16"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
@@ -309,8 +312,8 @@ def test_mixed_precision_sends_half_the_bytes_where_nothing_is_summed():
         layers = count_layers(network, 64, 1e10, 1e-10)
         job = Job(layers, 64, 64)
         found[mixed] = {
-            "pipeline": predict(job, "gpipe", Axes(1, 2, 1), NETWORKS["gigabit"], micro_batches=4),
-            "tensor": predict(job, "ddp", Axes(1, 1, 2), NETWORKS["gigabit"]),
+            "pipeline": estimate(job, "gpipe", Axes(1, 2, 1), NETWORKS["gigabit"], micro_batches=4),
+            "tensor": estimate(job, "ddp", Axes(1, 1, 2), NETWORKS["gigabit"]),
             "text": count_layers(halved_text(mixed), 1, 1e9, 0.0),
         }
     full, half = found[False], found[True]
@@ -345,9 +348,9 @@ def test_bars_tell_their_parts_apart():
 
     job = dataclasses.replace(JOB, update=1e-3, head=1e-3, node_memory=True)
     network = NETWORKS["gigabit"]
-    found = [predict(job, name, Axes(8), network) for name in ("zero1", "fsdp", "dp", "ps")]
+    found = [estimate(job, name, Axes(8), network) for name in ("zero1", "fsdp", "dp", "ps")]
     found = sorted(
-        [*found, predict(job, "ddp", Axes(1, 1, 8), network), predict(job, "1f1b", Axes(1, 8), network)],
+        [*found, estimate(job, "ddp", Axes(1, 1, 8), network), estimate(job, "1f1b", Axes(1, 8), network)],
         key=lambda p: p.seconds,
     )
     (axes,) = draw_bars(found, "bars").axes

@@ -6,10 +6,10 @@ from itertools import combinations, pairwise
 import pytest
 
 from collectives.pricing.networks import Link, Network, Point
-from parallel.planning import pipelines
-from parallel.planning.pipelines import CHUNKS, TIMED, Piece, closed_form, cut_evenly, pieces, time_pipeline
 from parallel.planning.profile import LayerProfile
+from parallel.strategies.pipeline import timing as pipelines
 from parallel.strategies.pipeline.checking import check
+from parallel.strategies.pipeline.timing import CHUNKS, TIMED, Piece, closed_form, cut_evenly, pieces, time_pipeline
 
 FREE = Network(Link(0.0, 0.0), Link(0.0, 0.0), ranks_per_node=1)
 EQUAL = Piece(1.0, 1.0, 1.0, 10.0, 100.0, 7.0)

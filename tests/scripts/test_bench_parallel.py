@@ -127,7 +127,7 @@ def test_kinds_add_up_to_a_step_and_to_what_the_clock_says(comm):
     from collectives.pricing.networks import NETWORKS
     from parallel import Pipeline, TensorParallel
     from parallel.planning.job import Axes
-    from parallel.planning.predict import predict
+    from parallel.strategies.estimate import estimate
 
     comm, network = Communicator(comm), lambda: nn.models.build("mlp:12,9,8,7,6,5", (12,), 5)
     x, y = np.ones((suite.BATCH, 12), np.float32), np.zeros(suite.BATCH, int)
@@ -141,11 +141,11 @@ def test_kinds_add_up_to_a_step_and_to_what_the_clock_says(comm):
     }.items():
         if name == suite.TENSOR:
             job, trainer = whole, TensorParallel(*made())
-            told = predict(job, "ddp", Axes(tensor=2), NETWORKS["workstation"])
+            told = estimate(job, "ddp", Axes(tensor=2), NETWORKS["workstation"])
         else:
             cuts = (1, 2, 3) if name == "zb-v" else (7,)
             job, trainer = small, Pipeline(*made(), schedule=name, micro_batches=suite.MICRO, cuts=cuts)
-            told = predict(job, name, Axes(pipeline=2), NETWORKS["workstation"], micro_batches=suite.MICRO, cuts=cuts)
+            told = estimate(job, name, Axes(pipeline=2), NETWORKS["workstation"], micro_batches=suite.MICRO, cuts=cuts)
         clock = suite.expected(job, trainer, NETWORKS["workstation"])
         seen = suite.Kinds(trainer).block(x, y, 3)
         assert set(seen) == set(clock) == kinds | {suite.WAITING}

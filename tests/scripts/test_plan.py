@@ -14,9 +14,9 @@ from collectives.pricing.networks import NETWORKS
 from parallel.command.parsing import parse
 from parallel.planning.job import Axes, Job
 from parallel.planning.layer_times import STEP, measure_layers, random_batch, typical
-from parallel.planning.predict import predict
 from parallel.planning.profile import LayerProfile, read_profile, write_profile
 from parallel.strategies import axes
+from parallel.strategies.estimate import estimate
 from parallel.strategies.pipeline.option import arguments, schedule
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -166,7 +166,7 @@ def test_the_command_is_what_train_py_takes(plan):
         ("gpipe", Axes(1, 4), "--pipeline gpipe:micro=16,recompute,cuts="),
         ("interleaved", Axes(2, 2), "--pipeline interleaved:micro=8,chunks=2,cuts="),
     ):
-        found = predict(job, strategy, mesh, network, recompute=strategy == "gpipe")
+        found = estimate(job, strategy, mesh, network, recompute=strategy == "gpipe")
         said = plan.command(found, options)
         assert plan.trainable(found, options) and words in said
         given = parse(said.split()[2:])
@@ -175,10 +175,10 @@ def test_the_command_is_what_train_py_takes(plan):
             assert (sizes["data"], sizes["pipeline"]) == (mesh.data, mesh.pipeline)
             assert schedule(given).cuts == list(found.cuts)
     halved = plan.parser().parse_args(["mlp:784,30,20,10", "--ranks", "4", "--batch", "64", "--dtype", "mixed"])
-    found = predict(job, "ddp", Axes(4), network)
+    found = estimate(job, "ddp", Axes(4), network)
     assert plan.trainable(found, halved) and parse(plan.command(found, halved).split()[2:]).dtype == "mixed"
     end = LayerProfile("6", 0.01, 0.02, 10.0, 1e11, 0.01, 10.0, 0.5)
-    found = predict(Job([*layers[:3], end], 16, 64), "pipedream", Axes(4), network)
+    found = estimate(Job([*layers[:3], end], 16, 64), "pipedream", Axes(4), network)
     said = plan.command(found, options)
     assert (
         plan.trainable(found, options)
@@ -203,7 +203,7 @@ def test_the_command_names_data_that_the_network_takes(plan, model, more, words)
     options = plan.parser().parse_args([model, *more, "--ranks", "2", "--node-memory", "off"])
     shape, classes = plan.samples_of(options)
     job = Job([LayerProfile("", 1.0, 2.0, 10.0, 10.0)] * 2, 1, 64)
-    said = plan.command(predict(job, "ddp", Axes(2), NETWORKS["workstation"]), options)
+    said = plan.command(estimate(job, "ddp", Axes(2), NETWORKS["workstation"]), options)
     assert f"{words} --batch" in said and said.count("--lr 0.001") == ("adam" in more)
     given = parse(said.split()[2:])
     assert given.node_memory == "off"

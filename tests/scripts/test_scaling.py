@@ -78,10 +78,10 @@ def test_layers_and_steps_are_told_by_one_statistic(comm, ranks, monkeypatch):
 
 def test_every_strategy_that_is_predicted_can_be_measured(scaling):
     """But those whose steps differ, as ranks meet now and then only."""
-    from parallel.planning.predict import APART, STRATEGIES
     from parallel.strategies import axes
+    from parallel.strategies.estimate import APART, NAMES
 
-    assert set(scaling.STRATEGIES) == {*STRATEGIES, "tensor"} - {*APART}
+    assert set(scaling.NAMES) == {*NAMES, "tensor"} - {*APART}
     assert set(scaling.PIPELINES) == set(axes.NAMES)
 
 

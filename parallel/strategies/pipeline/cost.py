@@ -1,6 +1,6 @@
 """Strategies that cut a network into stages: what a step of every schedule with a flush costs, and of PipeDream.
 
-`predict.py` has the formulas in a table, pipelines.py the seconds of a schedule.
+strategies/estimate.py has the formulas in a table, timing.py the seconds of a schedule.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from collectives.pricing.networks import Network
-from parallel.planning.data_strategies import part_of
 from parallel.planning.job import Axes, Job, Prediction
 from parallel.planning.partition import Plan, PlannedStage, partition
-from parallel.planning.pipelines import CHUNKS, cut_evenly, homes, pieces, time_pipeline, time_stream
+from parallel.planning.parts import part_of
 from parallel.planning.profile import LayerProfile
+from parallel.strategies.pipeline.timing import CHUNKS, cut_evenly, homes, pieces, time_pipeline, time_stream
 
 MOST_PLANNED = 64  # workers of a level of the dynamic programme, which takes the square of them
 GROUP = 16  # workers, or groups of them, that form a level where there are more

@@ -1,10 +1,11 @@
 """What a training step costs on any number of ranks: seconds, idle share, bytes sent, memory, for every strategy.
 
     job = Job(count_layers(network, 64, flops=5e10, copy=1/15e9), samples=64, batch=1024)
-    print(predict(job, "ddp", Axes(data=256), NETWORKS["infiniband"]).seconds)
+    print(estimate(job, "ddp", Axes(data=256), NETWORKS["infiniband"]).seconds)
 
 Psi bytes of parameters on N ranks, k moments, b = batch / N samples a rank (of the rank that has most), F and B
-seconds of these forward and backward, U seconds of the optimizer. Costs of collectives are those of group_costs.py.
+seconds of these forward and backward, U seconds of the optimizer. Each strategy declares its `cost`, in its own file;
+costs of collectives are those of planning/group_costs.py.
 
 | strategy | a step | Psi kept | Psi sent |
 |---|---|---|---|
@@ -14,9 +15,9 @@ seconds of these forward and backward, U seconds of the optimizer. Costs of coll
 | fsdp | a unit is gathered before its F and its B, one ahead where it travels, and reduced after | (2 + k)/N | 3 |
 | dp | scatter, broadcast, F, gather, loss, scatter, B, reduce, U: the master's | 2 + k | 1 |
 | ps | F, B, push and pull: N - s messages of Psi / s each way at each server; U / s | (N - s + 2 + k)/s | (N-s)/s |
-| gpipe ... | stages in a schedule (pipelines.py), then an allreduce of the largest over replicas | 2 + k of one | |
-| local-sgd, diloco, easgd, downpour | ranks train apart, and meet now and then (apart_strategies.py) | | |
-| pipedream | stages and replicas of partition.py, never flushed: by the clock, for few ranks | versions of a stage | |
+| gpipe ... | stages in a schedule (pipeline/cost.py), then an allreduce of the largest stage | 2 + k of one | |
+| local-sgd, diloco, easgd, downpour | ranks train apart, and meet now and then (local_sgd.py, downpour.py) | | |
+| pipedream | stages and replicas of planning/partition.py, never flushed, by the clock | versions of a stage | |
 
 On the axis "tensor" every layer takes a part of its seconds and of its bytes, and sums (LayerProfile).
 Activations are counted with what is kept, and a unit or two that are whole for a moment.
@@ -31,21 +32,23 @@ from dataclasses import replace
 from math import inf
 
 from collectives.pricing.networks import Network
-from parallel.planning import apart_strategies, data_strategies, pipeline_strategies
 from parallel.planning.job import Axes, Job, Prediction
-from parallel.planning.pipeline_strategies import MOST_PLANNED
-from parallel.planning.pipelines import CHUNKS, TIMED
+from parallel.strategies import DECLARED
+from parallel.strategies.pipeline.cost import MOST_PLANNED, pipedream, pipeline
+from parallel.strategies.pipeline.timing import CHUNKS, TIMED
 
-SHARED = {name: getattr(data_strategies, name) for name in ("ddp", "zero1", "zero2", "fsdp")}  # go with "tensor"
-ALONE = ("dp", "ps", "pipedream")
-APART = ("local-sgd", "diloco", "easgd", "downpour")  # not what one process computes; with keys: local-sgd:8
-STRATEGIES = (*SHARED, *TIMED, *ALONE, *APART)
+PRICED = {strategy.name: strategy for strategy in DECLARED if strategy.cost}
+AS_ONE = [strategy for strategy in PRICED.values() if not strategy.supports.apart]
+SHARED = [strategy.name for strategy in AS_ONE if "tensor" in strategy.supports.axes]  # go with the axis "tensor"
+ALONE = [strategy.name for strategy in AS_ONE if "tensor" not in strategy.supports.axes]
+APART = [name for name, strategy in PRICED.items() if strategy.supports.apart]  # with keys: local-sgd:8
+NAMES = (*SHARED, *TIMED, *ALONE, "pipedream", *APART)
 MOST_PARTS = 64  # of a layer, that are tried
 REFINED = 4  # pipelines, of those that the closed form says are fastest
 SEARCHED = ("1f1b", "interleaved", "zb-h1")  # schedules that are tried on every mesh
 
 
-def predict(
+def estimate(
     job: Job,
     strategy: str,
     axes: Axes,
@@ -60,7 +63,7 @@ def predict(
 
     Parameters
     ----------
-    strategy : a name in STRATEGIES, with its keys if it has some
+    strategy : a name in NAMES, with its keys if it has some
     servers : of ps and downpour, on ranks of their own
     micro_batches, recompute, quick : of pipelines; None for four a stage (see time_pipeline)
     cuts : of pipelines, the layers with which the second stage and all after it begin; none: where they balance
@@ -70,31 +73,26 @@ def predict(
     ValueError
         an unknown strategy, a mesh that it cannot have, more stages than layers, cuts that make other stages
     """
-    name = strategy.partition(":")[0] if strategy.startswith(APART) else strategy
-    if name not in STRATEGIES:
-        raise ValueError(f"unknown strategy {strategy!r}: expected one of {', '.join(STRATEGIES)}")
+    name = strategy.partition(":")[0]
+    name = name if name in APART else strategy
+    if name not in NAMES:
+        raise ValueError(f"unknown strategy {strategy!r}: expected one of {', '.join(NAMES)}")
     if axes.pipeline > 1 and name in APART:
         raise ValueError(f"{strategy} is predicted with whole networks: leave pipeline={axes.pipeline} out")
     if axes.pipeline > 1 and strategy not in TIMED:
         raise ValueError(f"{strategy} has no stages: leave pipeline={axes.pipeline} out, or use {', '.join(TIMED)}")
-    if axes.tensor > 1 and name in (*ALONE, *APART):
+    if axes.tensor > 1 and name in (*ALONE, "pipedream", *APART):
         how = "is predicted with whole layers" if name in APART else "does not cut layers"
         raise ValueError(f"{strategy} {how}: leave tensor={axes.tensor} out")
     if axes.ranks == 1:
         return serial(job)
     if network.topology:
         network = network.of_ranks(axes.ranks)
-    if name == "downpour":
-        return apart_strategies.downpour(job, strategy, axes, network, servers)
-    if name in APART:
-        return apart_strategies.replicas(job, strategy, axes, network)
     if strategy in TIMED:
-        return pipeline_strategies.pipeline(job, strategy, axes, network, micro_batches, recompute, quick, cuts)
-    if strategy == "ps":
-        return data_strategies.ps(job, axes, network, servers)
+        return pipeline(job, strategy, axes, network, micro_batches, recompute, quick, cuts)
     if strategy == "pipedream":
-        return pipeline_strategies.pipedream(job, axes, network, quick, cuts)
-    return (SHARED | {"dp": data_strategies.dp})[strategy](job, axes, network)
+        return pipedream(job, axes, network, quick, cuts)
+    return PRICED[name].cost(job, axes, network, strategy, servers)
 
 
 def serial(job: Job) -> Prediction:
@@ -118,8 +116,7 @@ def candidates(job: Job, ranks: int, most_parts: int = MOST_PARTS) -> Iterator[t
     if ranks == 1:
         yield "ddp", Axes()
         return
-    yield "dp", Axes(ranks)
-    yield "ps", Axes(ranks)
+    yield from ((name, Axes(ranks)) for name in ALONE)
     if ranks <= MOST_PLANNED:
         yield "pipedream", Axes(ranks)
     for axes in Axes.all(ranks, len(job.layers), most_parts):
@@ -152,12 +149,12 @@ def ranking(
     fits = lambda p: p.memory <= memory
     found = []
     for name, axes in candidates(job, ranks, most_parts):
-        if (name == "ps" and servers >= ranks) or (name == "pipedream" and not stale):
+        if (name in PRICED and PRICED[name].serves and servers >= ranks) or (name == "pipedream" and not stale):
             continue
-        each = predict(job, name, axes, network, servers, micro_batches, quick=True)
+        each = estimate(job, name, axes, network, servers, micro_batches, quick=True)
         if name != "pipedream" or "-" in each.note:  # one stage on all ranks is data parallelism
             found.append(each)
     lines = sorted((p for p in found if p.axes.pipeline > 1 or p.replicas), key=lambda p: (not fits(p), p.seconds))
     for near in lines[:REFINED]:  # what may come first is walked, or priced by the clock
-        found[found.index(near)] = predict(job, near.strategy, near.axes, network, servers, micro_batches)
+        found[found.index(near)] = estimate(job, near.strategy, near.axes, network, servers, micro_batches)
     return sorted(found, key=lambda p: (not fits(p), p.seconds))
