@@ -19,6 +19,8 @@ _HOME = {
     "ReplicaError": "parallel.mesh",
     "ReproducibleSerial": "parallel.strategies.serial",
     "SpatialParallel": "parallel.strategies.operators.strategy",
+    "check_death": "parallel.strategies.check_strategy",
+    "check_strategy": "parallel.strategies.check_strategy",
     "join": "parallel.strategies.join",
 }
 

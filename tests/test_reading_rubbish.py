@@ -337,7 +337,7 @@ def readers():
     from parallel.command.rules import check
     from parallel.planning.profile import read_profile
     from parallel.settings import OptionError
-    from parallel.strategies.axes import written
+    from parallel.strategies.pipeline.option import written
 
     def of_directory(path):
         for key in ("x_train", "y_train", "x_test", "y_test"):

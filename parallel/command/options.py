@@ -124,8 +124,8 @@ class RanksOptions:
     )
     strategy: str = option(
         DECLARED[0].name,
-        "how ranks share the work (--help strategies says what each does); auto: what is fastest of all that is "
-        "measured and priced",
+        f"how ranks share the work: {', '.join(STRATEGIES)} (--help strategies says what each does), or auto: the "
+        "fastest of all, measured and priced",
         (*STRATEGIES, AUTO),
         metavar="NAME[:KEYS]",
         everyday=True,

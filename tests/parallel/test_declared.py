@@ -1,0 +1,118 @@
+"""Every declared strategy passes the check that strangers call; a new strategy is one file and one entry."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import PATIENCE
+
+import nn
+from parallel.launch import launcher
+from parallel.strategies import STRATEGIES
+
+ROOT = Path(__file__).parents[2]
+KEYS = {"local-sgd": "local-sgd:2", "diloco": "diloco:2", "easgd": "easgd:2"}  # two rounds in a check
+UNREPEATABLE = ("downpour",)  # what comes first decides
+
+
+def convolutional():
+    """For one weird trick: 6 features as an image of 6 x 1, then a linear layer."""
+    layers = nn.Reshape((6, 1, 1)), nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)
+    return nn.Network(nn.Sequential(*layers), (6,), "float64")
+
+
+@pytest.mark.mpi(ranks=2, more=[3])
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "sandblaster"])
+def test_every_strategy_passes_the_check(comm, name):
+    import parallel
+    from collectives import Communicator
+    from parallel.command.options import Options
+    from parallel.strategies import build_trainer
+
+    options = Options(strategy=KEYS.get(name, name), batch=12, server_place="workers", pipeline=None)
+    parallel.check_strategy(
+        lambda *parts: build_trainer(options, *parts),
+        Communicator(comm),
+        network=convolutional if name == "owt" else None,
+        as_one=not STRATEGIES[name].supports.apart,
+        repeatable=name not in UNREPEATABLE,
+    )
+
+
+@pytest.mark.mpi(ranks=2)
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("sums nothing", "the state differs from one process's|disagree|losses differ"),
+        ("forgets its formula", "bytes, and the formula says"),
+        ("updates when looked at", "change what is trained"),
+    ],
+)
+def test_the_check_sees_what_is_wrong(comm, wrong, words, monkeypatch):
+    import parallel
+    from collectives import Communicator
+    from parallel.exchange.messages import Messages
+    from parallel.trainer import DistributedTrainer
+
+    if wrong == "sums nothing":
+        monkeypatch.setattr(Messages, "sum", lambda self: self.summed.result())
+    elif wrong == "forgets its formula":
+        monkeypatch.setattr(DistributedTrainer, "formula", lambda self: {"moments": 0, "gradients": 10**6})
+    else:
+        own = DistributedTrainer.evaluate
+
+        def evaluate(self, x, y):
+            self.flat_parameters *= 1.0 + 1e-9
+            return own(self, x, y)
+
+        monkeypatch.setattr(DistributedTrainer, "evaluate", evaluate)
+    make = lambda *parts: parallel.DistributedDataParallel(*parts, node_memory="off")
+    with pytest.raises((AssertionError, parallel.ReplicaError), match=words):
+        parallel.check_strategy(make, Communicator(comm))
+
+
+def test_no_rank_waits_for_one_that_was_killed():
+    import parallel
+
+    parallel.check_death("parallel", "DistributedDataParallel", 3, PATIENCE)
+
+
+def test_a_new_strategy_is_one_file_and_one_entry(tmp_path, monkeypatch):
+    """The file of docs/howto/strategy.md in a copy of the tree: it is in --help, the estimate and the docs' tables."""
+    for name in ("nn", "collectives", "parallel", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    page = (ROOT / "docs" / "howto" / "strategy.md").read_text()
+    text = re.search(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[1]
+    (tmp_path / "parallel" / "strategies" / "line.py").write_text(text)
+    entry = tmp_path / "parallel" / "strategies" / "__init__.py"
+    before = entry.read_text()
+    after = before.replace("    downpour,\n", "    downpour,\n    line,\n", 1).replace(
+        "    data_parallel.STRATEGY,\n", "    data_parallel.STRATEGY,\n    line.STRATEGY,\n"
+    )
+    assert after.count("line") > before.count("line") + 1
+    entry.write_text(after)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # before what is installed
+
+    def said(*words):
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+        return done.stdout + done.stderr
+
+    assert "line: Data parallelism along a line" in said("scripts/train.py", "--help", "strategies")
+    assert "ddp, line, zero1" in " ".join(said("scripts/train.py", "--help").split())
+    refused = said("scripts/train.py", "--strategy", "line", "--ranks", "2", "--compress", "fp16", "--limit", "60")
+    assert "--compress fp16 does not go with --strategy line: the line sums" in refused
+    tables = said("-c", "from parallel.strategies import table; print(table.summaries(), table.matrix())")
+    assert "| `line` | as `ddp`, summed along a line of ranks |" in tables and "| `line` | data |" in tables
+    assert "LineParallel" in said("-c", "import parallel; print(parallel.LineParallel, dir(parallel))")
+    estimate = said("scripts/predict.py", "mlp:784,30,10", "--ranks", "4", "--network", "gigabit")
+    assert re.search(r"^ +4  line ", estimate, re.MULTILINE), estimate
+    words = ["scripts/train.py", "--strategy", "line", "--model", "mlp:64,9,10", "--limit", "60", "--epochs", "1"]
+    words += ["--no-pictures", "--out", str(tmp_path / "run")]
+    with open(tmp_path / "log", "w") as log:
+        status = launcher.run(words, 2, timeout=PATIENCE, cwd=tmp_path, stdout=log)
+    assert status == 0, (tmp_path / "log").read_text()
