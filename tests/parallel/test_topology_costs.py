@@ -8,8 +8,8 @@ import pytest
 from collectives.pricing.networks import Network
 from parallel.planning.group_costs import Group
 from parallel.planning.job import Axes, Job
-from parallel.planning.predict import predict, ranking
 from parallel.planning.profile import LayerProfile
+from parallel.strategies.estimate import estimate, ranking
 
 FAST, TRUNK = 1e9, 0.25e9  # bytes a second
 
@@ -48,9 +48,9 @@ def test_a_ring_over_both_racks_crosses_the_trunk_once_each_way():
 def test_stages_and_replicas_are_where_they_are_placed(schedule):
     """In order, pipelines stay in their racks and replicas sum over the trunk; dealt out, it is the other way round."""
     axes, network = Axes(data=2, pipeline=2), racks()
-    in_order = predict(job(), schedule, axes, network)
-    dealt = predict(job(), schedule, axes, network.place_ranks([0, 2, 1, 3]))
-    wide = predict(job(), schedule, axes, racks(trunk=2 * FAST))
+    in_order = estimate(job(), schedule, axes, network)
+    dealt = estimate(job(), schedule, axes, network.place_ranks([0, 2, 1, 3]))
+    wide = estimate(job(), schedule, axes, racks(trunk=2 * FAST))
     assert in_order.parts["pipeline"] == pytest.approx(wide.parts["pipeline"], rel=1e-9)
     assert in_order.parts["gradients"] == pytest.approx(8 * wide.parts["gradients"], rel=0.01)
     assert dealt.parts["pipeline"] > 1.02 * in_order.parts["pipeline"]
@@ -60,17 +60,17 @@ def test_stages_and_replicas_are_where_they_are_placed(schedule):
 def test_pipelines_that_share_a_trunk_are_slower_than_one_alone():
     """Messages of 16 MB: two pipelines over the trunk take twice its time, whatever they compute."""
     big, network = job(output=64e6), racks()
-    two = predict(big, "gpipe", Axes(data=2, pipeline=2), network.place_ranks([0, 2, 1, 3]), micro_batches=4)
+    two = estimate(big, "gpipe", Axes(data=2, pipeline=2), network.place_ranks([0, 2, 1, 3]), micro_batches=4)
     half = dataclasses.replace(big, batch=32)
-    one = predict(half, "gpipe", Axes(pipeline=2), network.place_ranks([0, 2]), micro_batches=4)
+    one = estimate(half, "gpipe", Axes(pipeline=2), network.place_ranks([0, 2]), micro_batches=4)
     assert two.parts["pipeline"] == pytest.approx(2 * one.parts["pipeline"], rel=0.1)
 
 
 def test_messages_of_stages_that_are_cut_are_cut_too():
     """Two ranks of a stage send half a message each: over a trunk that takes as long as one whole message."""
     big, network = job(output=256e6), racks().place_ranks([0, 1, 2, 3])
-    cut = predict(big, "gpipe", Axes(pipeline=2, tensor=2), network, micro_batches=4)
-    whole = predict(big, "gpipe", Axes(pipeline=2), racks().place_ranks([0, 2]), micro_batches=4)
+    cut = estimate(big, "gpipe", Axes(pipeline=2, tensor=2), network, micro_batches=4)
+    whole = estimate(big, "gpipe", Axes(pipeline=2), racks().place_ranks([0, 2]), micro_batches=4)
     assert 0.8 < cut.parts["pipeline"] / whole.parts["pipeline"] < 1.5
 
 
@@ -78,9 +78,9 @@ def test_pipedream_has_its_stages_on_hosts():
     """Four stages in a chain cross the trunk once; dealt out, with every message, both ways."""
     big = job(output=64e6)
     cuts = (2, 4, 6)
-    in_order = predict(big, "pipedream", Axes(4), racks(), cuts=cuts)
-    dealt = predict(big, "pipedream", Axes(4), racks().place_ranks([0, 2, 1, 3]), cuts=cuts)
-    wide = predict(big, "pipedream", Axes(4), racks(trunk=4 * FAST), cuts=cuts)
+    in_order = estimate(big, "pipedream", Axes(4), racks(), cuts=cuts)
+    dealt = estimate(big, "pipedream", Axes(4), racks().place_ranks([0, 2, 1, 3]), cuts=cuts)
+    wide = estimate(big, "pipedream", Axes(4), racks(trunk=4 * FAST), cuts=cuts)
     assert wide.seconds < in_order.seconds < dealt.seconds
     assert dealt.seconds == pytest.approx(4 * 3 * 64e6 * 1 / TRUNK, rel=0.35)  # three messages each way share it
 
@@ -90,4 +90,4 @@ def test_every_strategy_has_a_price_on_a_topology():
     found = ranking(job(), 8, network)
     assert len(found) > 15 and all(0 < p.seconds < 10 for p in found)
     with pytest.raises(ValueError, match="32 ranks do not fit on 16 hosts"):
-        predict(job(), "ddp", Axes(32), network)
+        estimate(job(), "ddp", Axes(32), network)
