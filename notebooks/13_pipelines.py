@@ -503,7 +503,7 @@ compare(measured(events[0], schedule), check(schedule).spans)
 # - A stage whose backward takes three times its forward: `check("1f1b", 4, 8, {"F": 1, "B": 3})`. And one slow stage:
 #   `seconds` may be a function of the action.
 # - `python scripts/train.py --ranks 2 --strategy pipeline --pipeline zb-h1:micro=8 --timeline`
-# - `python scripts/plan.py mlp:784,1024,1024,10 --ranks 4` measures the layers here and plans.
+# - `python scripts/estimate.py mlp:784,1024,1024,10 --ranks 4 --measure` measures the layers here and plans.
 #
 # *Sources: Huang et al. 2019 (GPipe); Narayanan et al. 2019 (PipeDream, 1F1B); Narayanan et al. 2021 (interleaved);
 # Qi et al. 2023, 2024 (zero bubble, V); Harlap et al. 2018 (the plan).*

@@ -442,7 +442,7 @@ plt.show()
 #
 # - What would 400 Gbit/s change for VGG-16? And gradients of 2 bits (notebook 11)?
 # - A larger batch on each GPU: at how many images does VGG-16 reach 90%?
-# - `python scripts/predict.py resnet50 --strategy ddp --ranks 1..65536 --network gpu-100g --flops 10T --draw
+# - `python scripts/estimate.py resnet50 --strategy ddp --ranks 1..65536 --network gpu-100g --flops 10T --draw
 #   scaling.png`
 #
 # *Sources: Amdahl 1967; Gustafson 1988; Karp, Flatt 1990; Hockney 1994; Sergeev, Del Balso 2018 (Horovod); Narayanan et

@@ -223,10 +223,10 @@ def rates():
 
 
 def predicted(option: str, file: Path) -> None:
-    """What scripts/predict.py draws."""
+    """What scripts/estimate.py draws."""
     job = ["vgg16", "--network", "gpu-25g", "--flops", "10T", "--batch", "1024"]
     job += ["--ranks", "1,4,16,64,256,1024"] if option == "--map" else ["--ranks", "1..1024", "--strategy", "ddp"]
-    command = [sys.executable, ROOT / "scripts" / "predict.py", *job, option, file]
+    command = [sys.executable, ROOT / "scripts" / "estimate.py", *job, option, file]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
 
 

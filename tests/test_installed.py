@@ -78,9 +78,7 @@ def test_a_wheel_has_all_that_it_takes_to_train(tmp_path):
     call(*pip, "--no-deps", "--no-index", "--no-compile", "--target", place, wheel)
     command, python = (sys.executable, place / "bin" / "ringprop"), {"PYTHONPATH": place}
     said = call(*command, "--help", cwd=here, **python)
-    assert {"train", "bench", "data", "report", "sample", "predict-images"} <= set(
-        re.findall(r"^  ([\w-]+)", said, re.M)
-    )
+    assert {"train", "bench", "data", "report", "sample", "predict"} <= set(re.findall(r"^  ([\w-]+)", said, re.M))
     options = ("--model", "mlp:64,10", "--epochs", "1", "--limit", "60", "--no-pictures", "--out", "run")
     plan = ("mlp:64,10", "--input", "8,8,1", "--ranks", "2", "--network", "gigabit", "--repeats", "1")
     assert "\n    ringprop train --model mlp:64,10 " in call(*command, "plan", *plan, cwd=here, **python)
@@ -134,7 +132,7 @@ def test_a_reader_that_leaves_is_no_error():
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("name", ["plan", "predict", "report", "predict-images", "sample", "bench", "workload"])
+@pytest.mark.parametrize("name", ["estimate", "report", "predict", "sample", "bench", "workload"])
 def test_ctrl_c_ends_a_command_without_a_traceback(name, monkeypatch):
     """As a script and by `ringprop`, at the first thing that it does; `train` and `data` have tests of their own."""
 
@@ -158,7 +156,7 @@ def test_what_hides_a_package_is_named(name, tmp_path):
     (tmp_path / f"{name}.py").write_text("")
     (here := tmp_path / "here").mkdir()
     scripts = ROOT / "scripts"
-    programs = [(scripts / "train.py", "--help"), ("-m", "ringprop", "train", "--help"), (scripts / "plan.py",)]
+    programs = [(scripts / "train.py", "--help"), ("-m", "ringprop", "train", "--help"), (scripts / "estimate.py",)]
     for program in [*programs, *[(scripts / "workload.py",)] * (name == "nn")]:
         said = call(sys.executable, *program, cwd=here, status=2, PYTHONPATH=tmp_path)
         assert said.startswith(f"error: {tmp_path / name}.py hides ringprop's {name}") and said.count("\n") == 1, said

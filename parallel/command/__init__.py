@@ -10,7 +10,7 @@
 | sizes.py | bytes as people write them |
 | resuming.py, auto.py | a run that is continued; --strategy auto |
 | training_run.py | one run, from options to results |
-| trained_run.py, predict_images.py, sample.py | the network that it leaves, and using it |
+| trained_run.py, predict.py, sample.py | the network that it leaves, and using it |
 | report.py | a page about some runs |
 | commands.py, version.py | the command `ringprop`, which finds the scripts; which ringprop this is |
 | run_directory.py, run_lock.py | its directory, and how to go on from it; only one process trains there |

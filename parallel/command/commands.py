@@ -23,11 +23,10 @@ from parallel.command.version import commit, version
 COMMANDS = {
     "train": "train.py",
     "supervise": "supervise.py",
-    "predict-images": "predict_images.py",
+    "predict": "predict.py",
     "sample": "sample.py",
     "report": "report.py",
-    "plan": "plan.py",
-    "predict": "predict.py",
+    "estimate": "estimate.py",
     "bench": "bench.py",
     "data": "get_data.py",
     "workload": "workload.py",
@@ -52,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: ringprop has no command {name!r:.60}: {hint}{why}", file=sys.stderr)
         return WRONG
     script = found[name]
-    if name in ("train", "plan", "data"):  # how they say that training is called, in its ranks, too (run_directory.py)
+    if name in ("train", "estimate", "data"):  # what they name as the command that trains (run_directory.py)
         os.environ["RINGPROP_COMMAND"] = "ringprop train"
     sys.argv = [str(script), *rest]
     sys.path.insert(0, str(script.parent))

@@ -256,7 +256,7 @@ def finishing(keeper: checkpoint_callback.KeepCheckpoints):
 
 
 def leave_network(options: Options, parts: Parts, trainer: nn.Trainer, say) -> None:
-    """Write the network, for whoever uses it: scripts/predict_images.py, nn.load (every rank: shards meet here)."""
+    """Write the network, for whoever uses it: scripts/predict.py, nn.load (every rank: shards meet here)."""
     file = Path(options.out) / trained_run.FILE
     try:
         nn.save(trainer, file, trained_run.about(options, parts.data))

@@ -34,7 +34,7 @@ HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
 from benchmarking import ETHERNET, in_lab  # noqa: E402
-from planning import measured_network, model_of, network_of, ranks, shape, whole  # noqa: E402
+from job_options import measured_network, model_of, network_of, ranks, shape, whole  # noqa: E402
 
 from parallel.launch import blas, launcher  # noqa: E402
 

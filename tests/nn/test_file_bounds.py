@@ -205,7 +205,7 @@ def test_objects_in_json_are_bounded():
 
 @pytest.mark.parametrize("kind", ["npz", "safetensors"])
 def test_a_description_of_vast_values_is_refused(tmp_path, kind):
-    """They need no weights: a kilobyte of a file told predict_images.py to make an image of 80 GiB."""
+    """They need no weights: a kilobyte of a file told predict.py to make an image of 80 GiB."""
     network = nn.Network(nn.Sequential(nn.GlobalAvgPool2d(), nn.Linear(3, 10)), (8, 8, 3))
     vast = nn.Network(network.root, (1 << 20, 1 << 20, 3))
     for each in network, vast:

@@ -517,7 +517,7 @@ def test_memory_is_what_the_formula_says(comm):
         ("--strategy easgd:5,alpha=2", "easgd: alpha must be at least 0 and at most 1, given 2"),
         ("--strategy easgd --servers 2", "--servers has no effect with --strategy easgd"),
         ("--strategy ddp:4", "ddp takes no keys"),
-        ("--strategy dpd", "--strategy dpd: expected one of ddp, dp, ps"),
+        ("--strategy dpd", "--strategy dpd: expected one of ddp, zero1, zero2"),
     ],
 )
 def test_what_cannot_be_is_refused_before_there_are_ranks(options, words):

@@ -109,7 +109,7 @@ def test_a_new_strategy_is_one_file_and_one_entry(tmp_path, monkeypatch):
     tables = said("-c", "from parallel.strategies import table; print(table.summaries(), table.matrix())")
     assert "| `line` | as `ddp`, summed along a line of ranks |" in tables and "| `line` | data |" in tables
     assert "LineParallel" in said("-c", "import parallel; print(parallel.LineParallel, dir(parallel))")
-    estimate = said("scripts/predict.py", "mlp:784,30,10", "--ranks", "4", "--network", "gigabit")
+    estimate = said("scripts/estimate.py", "mlp:784,30,10", "--ranks", "4", "--network", "gigabit")
     assert re.search(r"^ +4  line ", estimate, re.MULTILINE), estimate
     words = ["scripts/train.py", "--strategy", "line", "--model", "mlp:64,9,10", "--limit", "60", "--epochs", "1"]
     words += ["--no-pictures", "--out", str(tmp_path / "run")]

@@ -1,4 +1,4 @@
-"""scripts/plan.py: layers measured, strategies priced, one of them named with the command that follows."""
+"""scripts/estimate.py on one number of ranks: layers measured, strategies priced, one named with its command."""
 
 import json
 import os
@@ -25,9 +25,9 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 @pytest.fixture
 def plan(monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    import plan
+    import estimate
 
-    return plan
+    return estimate
 
 
 @pytest.fixture
@@ -145,7 +145,18 @@ def test_the_network_is_measured_here(plan):
 def test_a_plan_of_what_is_measured_here(plan, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(plan, "measured_network", lambda ranks: NETWORKS["workstation"])
     file = tmp_path / "measured.csv"
-    given = ["mlp:784,30,10", "--ranks", "2", "--batch", "32", "--repeats", "2", "--save-profile", str(file)]
+    given = [
+        "mlp:784,30,10",
+        "--ranks",
+        "2",
+        "--batch",
+        "32",
+        "--measure",
+        "--repeats",
+        "2",
+        "--save-profile",
+        str(file),
+    ]
     assert plan.main(given) == 0
     said = capsys.readouterr().out
     assert "network: measured here, " in said
@@ -215,9 +226,9 @@ def test_the_command_names_data_that_the_network_takes(plan, model, more, words)
 def test_what_makes_no_sense_is_one_message(plan, capsys):
     for wrong, message in (
         (["vgg17", "--ranks", "2"], "unknown model 'vgg17': did you mean 'vgg16'?"),
-        (["vgg16"], "the following arguments are required: --ranks"),
-        (["vgg16", "--ranks", "0"], "expected a whole number of at least 1, given '0'"),
-        (["mlp:784,10", "--ranks", "2", "--network", "nope", "--profile", "x"], "x"),
+        (["vgg16", "--save-profile", "x"], "--save-profile writes what --measure measures: add --measure"),
+        (["vgg16", "--measure", "--profile", "x"], "--profile says what --measure would measure"),
+        (["mlp:784,10", "--ranks", "2", "--network", "nope", "--profile", "x"], "nope"),
     ):
         with pytest.raises(SystemExit) as end:
             plan.main(wrong)

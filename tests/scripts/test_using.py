@@ -15,7 +15,8 @@ from nn.analysis import sampling
 from nn.data import images
 from nn.data.text import text_datasets
 from nn.models import build
-from parallel.command import predict_images, sample, trained_run
+from parallel.command import predict as command
+from parallel.command import sample, trained_run
 from parallel.command.options import Options
 from parallel.command.training_run import train
 
@@ -50,7 +51,7 @@ def write(path, image):
 
 
 def predict(*arguments):
-    return predict_images.main([str(a) for a in arguments])
+    return command.main([str(a) for a in arguments])
 
 
 def test_images_are_told_apart_as_the_samples_are(run, tmp_path, capsys):
@@ -62,7 +63,7 @@ def test_images_are_told_apart_as_the_samples_are(run, tmp_path, capsys):
     share = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
     raw = data.test.x[:6] / 16
     files = [write(tmp_path / f"{i}.png", image) for i, image in enumerate(raw)]
-    lines = script("predict_images", run, *files, "--top", 2).splitlines()
+    lines = script("predict", run, *files, "--top", 2).splitlines()
     for i, file in enumerate(files):
         assert lines[3 * i] == f"{file} (8x8 colour, made grey)"
         told = re.fullmatch(r" +([\d.]+)%  (\d)", lines[3 * i + 1])
@@ -179,7 +180,7 @@ def test_text_goes_on(parrot, capsys):
         assert sample.main([str(parrot), "--temperature", "3", "--length", "50", *arguments]) == 0
         texts.setdefault(" ".join(arguments), []).append(capsys.readouterr().out)
     assert texts["--seed 1"][0] == texts["--seed 1"][1] != texts["--seed 2"][0]
-    assert predict_images.main([str(parrot), "x.png"]) == 1
+    assert command.main([str(parrot), "x.png"]) == 1
     assert "scripts/sample.py is for texts" in capsys.readouterr().err
     assert sample.main([str(parrot), "--temperature", "-1"]) == 1
     assert "temperature must not be negative" in capsys.readouterr().err

@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    found = argparse.ArgumentParser(prog="predict_images.py", description=__doc__)
+    found = argparse.ArgumentParser(prog="predict.py", description=__doc__)
     found.add_argument("run", metavar="RUN", help="directory of a run, or a file that nn.save wrote")
     found.add_argument("images", metavar="IMAGE", nargs="+", help=f"image files: {', '.join(images.FORMATS)}")
     found.add_argument("--top", type=int, default=3, metavar="K", help="tell the K likeliest classes (default: 3)")

@@ -1,4 +1,4 @@
-"""What predict.py, plan.py and experiments/scaling.py share: options that describe a job, and how they are read.
+"""Options that describe a training job, and how they are read: for estimate.py and experiments/scaling.py.
 
 Nothing heavy is imported here, so that --help answers at once.
 """
@@ -21,8 +21,8 @@ MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
 MOST_RANKS = 1 << 24
 
 
-def add_job_options(parser: argparse.ArgumentParser, network: str | None) -> None:
-    """The options that say what is trained, on what; `network` is the default one."""
+def add_job_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what is trained, on what."""
     parser.add_argument(
         "model", help="network of the command line: vgg16, resnet50, mlp:784,30,10, transformer:512,8,6"
     )
@@ -46,10 +46,9 @@ def add_job_options(parser: argparse.ArgumentParser, network: str | None) -> Non
     machine = parser.add_argument_group("what it runs on")
     machine.add_argument(
         "--network",
-        default=network,
         metavar="NAME|FILE",
         help="a name, a topology such as fat-tree:k=4,oversubscription=4 or a file, as bench.py network writes it "
-        f"(default: {network or 'two ranks of this machine are measured'})",
+        "(default: workstation)",
     )
     machine.add_argument(
         "--placement",
@@ -66,7 +65,9 @@ def add_job_options(parser: argparse.ArgumentParser, network: str | None) -> Non
         default="auto",
         help="ranks of a node sum in its memory (auto: but on networks of GPUs)",
     )
-    machine.add_argument("--no-overlap", action="store_true", help="messages wait for the end of backprop")
+    machine.add_argument(
+        "--overlap", action=argparse.BooleanOptionalAction, default=True, help="messages travel during backprop"
+    )
     machine.add_argument("--servers", type=whole, default=1, help="of ps (default: 1)")
     machine.add_argument("--micro", type=whole, metavar="M", help="micro-batches of pipelines (default: 4 a stage)")
 
