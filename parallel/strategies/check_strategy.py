@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 import nn
-from collectives.steps import part
+from collectives.steps import chunk
 from parallel.launch import launcher
 
 BOUND = 1e-12  # relative to the largest entry, in float64
@@ -96,7 +96,7 @@ class _Case:
     def share(self, trainer, x, y):
         """Return this rank's samples of a global batch, and their number."""
         index, count = trainer.shard[:2]
-        lo, hi = (0, 0) if index is None else part(len(x), count, index)
+        lo, hi = (0, 0) if index is None else chunk(len(x), count, index)
         return x[lo:hi], y[lo:hi], len(x)
 
     def train(self, trainer) -> list[float]:
@@ -134,7 +134,7 @@ class _Case:
             worst < BOUND, f"the state differs from one process's by {worst:.1e}: is every gradient summed once?"
         )
         for x, y in self.batches:  # the control
-            lo, hi = part(len(x), self.communicator.size, 0)
+            lo, hi = chunk(len(x), self.communicator.size, 0)
             if hi > lo:
                 alone.step(x[lo:hi], y[lo:hi], hi - lo)
         worst = self.compare(state, alone.state_dict(), "beside the control")
