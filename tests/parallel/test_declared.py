@@ -20,7 +20,7 @@ UNREPEATABLE = ("downpour",)  # what comes first decides
 
 def convolutional():
     """For one weird trick: 6 features as an image of 6 x 1, then a linear layer."""
-    layers = nn.Reshape((6, 1, 1)), nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)
+    layers = nn.Reshape(6, 1, 1), nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)
     return nn.Network(nn.Sequential(*layers), (6,), "float64")
 
 
@@ -46,7 +46,7 @@ def test_every_strategy_passes_the_check(comm, name):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ("sums nothing", "the state differs from one process's|disagree|losses differ"),
+        ("counts some gradients twice", "differ from one process's|differs from one process's"),
         ("forgets its formula", "bytes, and the formula says"),
         ("updates when looked at", "change what is trained"),
     ],
@@ -57,15 +57,22 @@ def test_the_check_sees_what_is_wrong(comm, wrong, words, monkeypatch):
     from parallel.exchange.messages import Messages
     from parallel.trainer import DistributedTrainer
 
-    if wrong == "sums nothing":
-        monkeypatch.setattr(Messages, "sum", lambda self: self.summed.result())
+    if wrong == "counts some gradients twice":
+        own_sum = Messages.sum
+
+        def twice(self):
+            result = own_sum(self)
+            self.vector[:5] *= 2
+            return result
+
+        monkeypatch.setattr(Messages, "sum", twice)
     elif wrong == "forgets its formula":
         monkeypatch.setattr(DistributedTrainer, "formula", lambda self: {"moments": 0, "gradients": 10**6})
     else:
         own = DistributedTrainer.evaluate
 
         def evaluate(self, x, y):
-            self.flat_parameters *= 1.0 + 1e-9
+            self.flat_parameters[:] *= 1.0 + 1e-9
             return own(self, x, y)
 
         monkeypatch.setattr(DistributedTrainer, "evaluate", evaluate)
