@@ -18,7 +18,7 @@ from parallel.strategies import (
     zero,
 )
 from parallel.strategies.declaration import Strategy
-from parallel.strategies.pipeline import strategy as pipeline_strategy
+from parallel.strategies.pipeline.strategy import STRATEGY as PIPELINE
 from parallel.strategies.tensor import tensor_parallel
 
 DECLARED: tuple[Strategy, ...] = (
@@ -28,7 +28,7 @@ DECLARED: tuple[Strategy, ...] = (
     zero.FSDP,
     parameter_server.STRATEGY,
     master_worker.STRATEGY,
-    pipeline_strategy.STRATEGY,
+    PIPELINE,
     tensor_parallel.STRATEGY,
     one_weird_trick.STRATEGY,
     downpour.STRATEGY,

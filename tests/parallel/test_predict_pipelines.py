@@ -7,7 +7,7 @@ import pytest
 
 from collectives.pricing.networks import Link, Network, Point
 from parallel.planning.profile import LayerProfile
-from parallel.strategies.pipeline import timing as pipelines
+from parallel.strategies.pipeline import timing
 from parallel.strategies.pipeline.checking import check
 from parallel.strategies.pipeline.timing import CHUNKS, TIMED, Piece, closed_form, cut_evenly, pieces, time_pipeline
 
@@ -25,15 +25,15 @@ def test_three_ways_agree(schedule, monkeypatch):
     for ranks, m in ((2, 8), (3, 7), (4, 8), (4, 16)):
         stages, found = equal(schedule, ranks), {}
         for method, limits in (("clock", (10**9, 10**9)), ("walk", (0, 10**9)), ("closed form", (0, 0))):
-            pipelines._timed.cache_clear()
-            monkeypatch.setattr(pipelines, "CLOCKED", limits[0])
-            monkeypatch.setattr(pipelines, "WALKED", limits[1])
+            timing._timed.cache_clear()
+            monkeypatch.setattr(timing, "CLOCKED", limits[0])
+            monkeypatch.setattr(timing, "WALKED", limits[1])
             timed = time_pipeline(schedule, stages, m, FREE)
             assert timed.method == method
             found[method] = timed.seconds
         assert found["clock"] == pytest.approx(found["walk"], rel=1e-9), (ranks, m)
         assert found["closed form"] == pytest.approx(found["walk"], rel=1e-9), (ranks, m)
-    pipelines._timed.cache_clear()
+    timing._timed.cache_clear()
 
 
 def test_golden_figures():

@@ -15,8 +15,7 @@ from nn.analysis import sampling
 from nn.data import images
 from nn.data.text import text_datasets
 from nn.models import build
-from parallel.command import predict as command
-from parallel.command import sample, trained_run
+from parallel.command import predict, sample, trained_run
 from parallel.command.options import Options
 from parallel.command.training_run import train
 
@@ -50,8 +49,8 @@ def write(path, image):
     return str(path)
 
 
-def predict(*arguments):
-    return command.main([str(a) for a in arguments])
+def predicted(*arguments):
+    return predict.main([str(a) for a in arguments])
 
 
 def test_images_are_told_apart_as_the_samples_are(run, tmp_path, capsys):
@@ -69,7 +68,7 @@ def test_images_are_told_apart_as_the_samples_are(run, tmp_path, capsys):
         told = re.fullmatch(r" +([\d.]+)%  (\d)", lines[3 * i + 1])
         assert int(told[2]) == z[i].argmax() and float(told[1]) == pytest.approx(100 * share[i].max(), abs=1.5)
     large = np.kron(raw[0], np.ones((4, 4, 1)))
-    assert predict(run / "network.npz", write(tmp_path / "large.png", large)) == 0
+    assert predicted(run / "network.npz", write(tmp_path / "large.png", large)) == 0
     said = capsys.readouterr().out
     assert "(32x32 colour, made grey, scaled to 8x8)" in said and f"  {z[0].argmax()}\n" in said
 
@@ -78,14 +77,14 @@ def test_what_was_done_to_an_image_is_said(run, tmp_path, capsys):
     image = np.full((30, 20, 3), 0.9)
     image[10:20, 8:12] = 0.1
     negative = write(tmp_path / "dark-on-light.png", image)
-    assert predict(run, negative) == 0
+    assert predicted(run, negative) == 0
     said = capsys.readouterr().out
     assert "(20x30 colour, made grey, cropped to 20x20, scaled to 8x8)" in said
     assert "its border is light, and dark in the training samples: try --invert" in said
-    assert predict(run, negative, "--invert", "--fit", "pad") == 0
+    assert predicted(run, negative, "--invert", "--fit", "pad") == 0
     said = capsys.readouterr().out
     assert "padded to 30x30, scaled to 8x8, inverted)" in said and "border is" not in said
-    assert predict(run, negative, "--fit", "stretch") == 0
+    assert predicted(run, negative, "--fit", "stretch") == 0
     assert "made grey, scaled to 8x8)" in capsys.readouterr().out
 
 
@@ -105,7 +104,7 @@ def test_what_cannot_be_predicted_gets_a_sentence(run, tmp_path, capsys):
         ((tmp_path / "text.npz", "x.png"), "this program is for images"),
         ((tmp_path / "text.png", "x.png"), "text.png: File is not a zip file"),
     ):
-        assert predict(*arguments) == 1
+        assert predicted(*arguments) == 1
         told = capsys.readouterr().err
         assert told.startswith("error: ") and said in told and told.count("\n") == 1, told
     assert sample.main([str(run), "--length", "-1"]) == 1
@@ -123,7 +122,7 @@ def test_a_run_that_was_stopped_is_used_from_its_best_checkpoint(run, tmp_path, 
     np.testing.assert_array_equal(whole.flat_parameters, rebuilt.flat_parameters)
     assert whole.about == json.loads(json.dumps(rebuilt.about)) and whole.about["outputs"] == "logits"
     (tmp_path / "checkpoints" / "manifest.json").unlink()
-    assert predict(tmp_path, "x.png") == 1
+    assert predicted(tmp_path, "x.png") == 1
     assert "nothing was saved yet" in capsys.readouterr().err
 
 
@@ -180,7 +179,7 @@ def test_text_goes_on(parrot, capsys):
         assert sample.main([str(parrot), "--temperature", "3", "--length", "50", *arguments]) == 0
         texts.setdefault(" ".join(arguments), []).append(capsys.readouterr().out)
     assert texts["--seed 1"][0] == texts["--seed 1"][1] != texts["--seed 2"][0]
-    assert command.main([str(parrot), "x.png"]) == 1
+    assert predict.main([str(parrot), "x.png"]) == 1
     assert "scripts/sample.py is for texts" in capsys.readouterr().err
     assert sample.main([str(parrot), "--temperature", "-1"]) == 1
     assert "temperature must not be negative" in capsys.readouterr().err
@@ -191,7 +190,7 @@ def test_a_file_of_others_does_not_steer_the_terminal(run, parrot, tmp_path, cap
     trained = nn.load(run / "network.npz")
     trained.about["class_names"] = ["\x1b[2J"] * 10
     file = nn.save(trained, tmp_path / "network.npz", trained.about)
-    assert predict(file, write(tmp_path / "x.png", np.zeros((8, 8, 1)))) == 0
+    assert predicted(file, write(tmp_path / "x.png", np.zeros((8, 8, 1)))) == 0
     assert r"  \x1b[2J" in capsys.readouterr().out
     assert sample.main([str(file)]) == 1
     talker = nn.load(parrot)
@@ -199,7 +198,7 @@ def test_a_file_of_others_does_not_steer_the_terminal(run, parrot, tmp_path, cap
     talker.network.name = "\x1b]0;x\x07"
     file = nn.save(talker, tmp_path / "talker.npz", talker.about)
     assert sample.main([str(file), "--length", "2000", "--temperature", "9"]) == 0
-    assert predict(file, "x.png") == 1
+    assert predicted(file, "x.png") == 1
     shown = capsys.readouterr()
     assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", shown.out + shown.err)
     assert r"\x1b" in shown.out and r"\x1b]0;x\x07 takes samples" in shown.err

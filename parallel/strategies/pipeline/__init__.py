@@ -3,8 +3,7 @@
 | file | holds |
 |---|---|
 | schedules.py | who does what in which order: gpipe, 1f1b, pipedream, interleaved, zero-bubble and more |
-| actions.py | the words of a schedule, and its text as CSV |
-| checking.py | whether a schedule can run; its makespan, idle time and peak |
+| actions.py, checking.py | the words of a schedule, and its text as CSV; whether it can run |
 | picture.py | a schedule drawn, a block for each action |
 | lowering.py | a schedule as rounds of Compute, Send and Recv, in buffers with slots |
 | placement.py | a network cut into a schedule's stages, and who has which |
@@ -12,5 +11,6 @@
 | executor.py | the pass of a trainer, made of such steps |
 | pipedream.py | an update after every mini-batch, and older weights for those in flight |
 | stream.py | what is in flight on one rank where there is no flush, from step to step |
-| strategy.py | `parallel.Pipeline`: the pass, an exchange along "data", a mesh |
+| cost.py, timing.py | what a step costs; how long given stages take |
+| option.py, strategy.py | what --pipeline says; the declaration: `parallel.Pipeline`, `parallel.PipeDream` |
 """

@@ -2,7 +2,8 @@
 
 | file | holds |
 |---|---|
-| tensor_parallel.py | the strategy |
+| tensor_parallel.py | the declaration, and `parallel.TensorParallel` |
+| shared_pass.py | what a rank computes in a step |
 | rewriting.py | which layer of a network is cut how, and what moves between them |
 | boundary.py | where convolutions end and linear layers begin, for the one weird trick |
 | layers.py | ColumnLinear, RowLinear and their kin |
