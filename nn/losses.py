@@ -337,26 +337,26 @@ class CrossEntropyLoss(NLLLoss):
 
 
 class MaskedCrossEntropyLoss(CrossEntropyLoss):
-    """Cross-entropy of the positions whose ids were hidden (nn/data/masking.py); all other targets are -1.
+    """Cross-entropy of the positions whose ids were masked (nn/data/masking.py); all other targets are -1.
 
     Parameters
     ----------
-    hidden : int
-        Positions hidden in each sample: what the mean is taken over.
+    masked : int
+        Positions masked in each sample: what the mean is taken over.
     label_smoothing : float
         As for CrossEntropyLoss.
     """
 
-    constraints = CrossEntropyLoss.constraints | {"hidden": SIZE}
+    constraints = CrossEntropyLoss.constraints | {"masked": SIZE}
 
-    def __init__(self, hidden: int, label_smoothing: float = 0.0):
+    def __init__(self, masked: int, label_smoothing: float = 0.0):
         super().__init__(label_smoothing, ignore_index=-1)
-        self.hidden = hidden
+        self.masked = masked
 
     weighted = False  # each sample has as many rows that count
 
     def rows(self, out_shape):
-        return self.hidden
+        return self.masked
 
 
 def check_classes(target: np.ndarray, z: np.ndarray, ignore_index: int | None = None) -> None:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 OPTIONS = 1 << 20  # bytes of a file of options
 TABLE = 16 << 20  # bytes of a table, a manifest, a result, the records of a run: a hundred times a large one
 TRACE = 64 << 20  # bytes of a trace
-MOST_OBJECTS = 1 << 20  # objects and lists in a text of JSON: twice those of a trace of TRACE bytes
+MAX_OBJECTS = 1 << 20  # objects and lists in a text of JSON: twice those of a trace of TRACE bytes
 DIGITS = 300  # of a whole number in JSON: what a float can hold
 LIMITS = ("", "memory.max"), ("memory", "memory.limit_in_bytes")  # of cgroups, in versions 2 and 1
 KINDS = (
@@ -129,11 +129,11 @@ def parse_json(text: str, pairs: Callable[[list[tuple[str, Any]]], Any] | None =
     Raises
     ------
     ValueError
-        No JSON, lists without end in each other, more than MOST_OBJECTS of them (two bytes each, and a hundred in
+        No JSON, lists without end in each other, more than MAX_OBJECTS of them (two bytes each, and a hundred in
         memory), or a whole number that no float can hold.
     """
-    if (objects := text.count("{") + text.count("[")) > MOST_OBJECTS:
-        raise ValueError(f"{objects:,} objects and lists, and at most {MOST_OBJECTS:,} are read")
+    if (objects := text.count("{") + text.count("[")) > MAX_OBJECTS:
+        raise ValueError(f"{objects:,} objects and lists, and at most {MAX_OBJECTS:,} are read")
     try:
         return json.loads(text, parse_int=_whole, object_pairs_hook=pairs)
     except RecursionError as error:

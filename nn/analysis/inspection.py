@@ -68,7 +68,7 @@ class Distribution:
     zeros : float
         Share of entries that are exactly 0.
     dead, units : int
-        Units (entries of the last axis: features or channels) that are 0 for every sample and place, of how many.
+        Units (entries of the last axis: features or channels) that are 0 for every sample and position, of how many.
     """
 
     name: str
@@ -141,7 +141,7 @@ def distribution_table(rows: Iterable[Distribution]) -> str:
 
 
 def dead_units(trainer: Trainer, x: np.ndarray) -> dict[str, tuple[int, int]]:
-    """Layer -> (units that are 0 for every sample of x and every place, units), for layers that have any."""
+    """Layer -> (units that are 0 for every sample of x and every position, units), for layers that have any."""
     return {d.name: (d.dead, d.units) for d in activations(trainer, x) if d.dead}
 
 

@@ -1,7 +1,7 @@
 """Text from a language model, a token at a time: what it holds likely to come next is drawn, and read again.
 
 Temperature T divides the logits: below 1 the likely becomes likelier, at 0 the likeliest is taken. Top-k keeps the k
-likeliest (Fan et al. 2018). A token costs a forward pass over as many places as the network has.
+likeliest (Fan et al. 2018). A token costs a forward pass over as many positions as the network has.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 def generate(
     predict: Callable[[np.ndarray], np.ndarray],
     prompt: Sequence[int],
-    places: int,
+    positions: int,
     temperature: float = 1.0,
     top_k: int | None = None,
     seed: int = 0,
@@ -23,11 +23,11 @@ def generate(
 
     Parameters
     ----------
-    predict : callable (1, places) int64 -> (1, places, V)
-        Logits of the id behind every place, which depend on that place and those before it: `Model.predict`.
+    predict : callable (1, positions) int64 -> (1, positions, V)
+        Logits of the id behind every position, which depend on that position and those before it: `Model.predict`.
     prompt : ids
-        At least one; of a longer one than the network has places, the last count.
-    places : int
+        At least one; of a longer one than the network has positions, the last count.
+    positions : int
         How many ids the network sees.
     temperature : float
     top_k : int or None
@@ -44,13 +44,13 @@ def generate(
         raise ValueError("a prompt must have at least one id: what comes next depends on what was before")
     if not 0 <= temperature < np.inf or (top_k is not None and top_k < 1):
         raise ValueError(f"temperature must not be negative, top_k at least 1, given {temperature} and {top_k}")
-    return _continued(predict, list(prompt), places, temperature, top_k, np.random.default_rng(seed))
+    return _sample(predict, list(prompt), positions, temperature, top_k, np.random.default_rng(seed))
 
 
-def _continued(predict, ids: list[int], places: int, temperature, top_k, rng) -> Iterator[int]:
+def _sample(predict, ids: list[int], positions: int, temperature, top_k, rng) -> Iterator[int]:
     while True:
-        ids = ids[-places:]
-        window = np.zeros((1, places), np.int64)  # what lies behind the last id is not seen by it
+        ids = ids[-positions:]
+        window = np.zeros((1, positions), np.int64)  # what lies behind the last id is not seen by it
         window[0, : len(ids)] = ids
         chosen = draw(predict(window)[0, len(ids) - 1].astype(np.float64), temperature, top_k, rng)
         yield chosen

@@ -54,7 +54,7 @@ class NotFinite(NamedTuple):
     samples: list[int]
 
     def __str__(self):
-        return self.place + (f" (samples {_some(self.samples)} of the batch)" if self.samples else "")
+        return self.place + (f" (samples {_list_samples(self.samples)} of the batch)" if self.samples else "")
 
 
 class Network:
@@ -246,7 +246,7 @@ class Network:
         if x.shape[1:] != self.given or not x.ndim:
             expected = f"(N, {', '.join(map(str, self.given))})"
             raise ShapeError(
-                f"{self.name}: expects batches of shape {expected}, given {x.shape}{near(x.shape, self.given)}"
+                f"{self.name}: expects batches of shape {expected}, given {x.shape}{shape_hint(x.shape, self.given)}"
             )
         if x.dtype == self.dtype or self.takes_ids:
             return
@@ -362,7 +362,7 @@ class Network:
         return "\n".join([f"{self.name} ({self.precision})", lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
 
-def near(given: Shape, sample: Shape) -> str:
+def shape_hint(given: Shape, sample: Shape) -> str:
     """What may make a batch of samples of the shape given, as the end of a message; empty where that is not plain."""
     inside = given[1:]
     if given == sample:
@@ -386,7 +386,7 @@ def _bad_samples(x: np.ndarray, ctx: LayerContext) -> list[int]:
     return [ctx.micro_batch.index(int(i)) for i in np.flatnonzero(~rows)]
 
 
-def _some(samples: list[int]) -> str:
+def _list_samples(samples: list[int]) -> str:
     """The first few of a list, and that there are more."""
     return str(samples) if len(samples) <= 5 else f"[{', '.join(map(str, samples[:5]))}, ... {len(samples)} in all]"
 

@@ -72,7 +72,7 @@ def read_header(head: bytes, size: int, kinds: str = NUMBERS) -> tuple[tuple[int
             warnings.simplefilter("ignore")  # about a header that is refused, or understood
             shape, fortran, dtype = read(file)
     except Exception as error:  # the header is parsed as a Python literal, which fails in many ways
-        raise ArrayError(_said(error)) from error
+        raise ArrayError(_reason(error)) from error
     if version > (2, 0):
         raise ArrayError(f"version {version[0]}.{version[1]} of .npy, which plain numbers do not need")
     if dtype.hasobject:
@@ -155,7 +155,7 @@ class Archive(Mapping):
             self._zip = zipfile.ZipFile(self._raw)
         except Exception as error:  # of a damaged archive zipfile raises whatever its parts raise
             self._raw.close()
-            raise ArrayError(_said(error)) from error
+            raise ArrayError(_reason(error)) from error
         self._kinds, self._compressed, self._size = kinds, compressed, os.fstat(self._raw.fileno()).st_size
         self._members = {member.filename.removesuffix(".npy"): member for member in self._zip.infolist()}
 
@@ -173,7 +173,7 @@ class Archive(Mapping):
             with self._zip.open(member) as file:
                 shape, _, dtype, _ = read_header(file.read(HEADER), member.file_size, self._kinds)
         except Exception as error:
-            raise ArrayError(f"{member.filename}: {_said(error)}") from error
+            raise ArrayError(f"{member.filename}: {_reason(error)}") from error
         return shape, dtype
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -184,7 +184,7 @@ class Archive(Mapping):
             with self._zip.open(member) as file:
                 return np.lib.format.read_array(file, allow_pickle=False)
         except Exception as error:
-            raise ArrayError(f"{member.filename}: {_said(error)}") from error
+            raise ArrayError(f"{member.filename}: {_reason(error)}") from error
 
     def text(self, name: str, longest: int) -> str:
         """A text of at most so many characters; errors are those of `__getitem__`."""
@@ -205,7 +205,7 @@ class Archive(Mapping):
         self._raw.close()
 
 
-def _said(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """What an error says, in one short line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:200] + "..."

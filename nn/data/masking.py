@@ -14,21 +14,21 @@ import numpy as np
 from .dataset import DataError, Dataset
 
 MASK = 1  # a byte that texts do not contain; 0 is padding
-SHOWN, RANDOM = 0.1, 0.1
+UNCHANGED, RANDOM = 0.1, 0.1
 
 
-def hidden(share: float, length: int) -> int:
+def masked_count(fraction: float, length: int) -> int:
     """Positions to hide in a sample."""
-    return max(1, round(share * length))
+    return max(1, round(fraction * length))
 
 
-def masked(dataset: Dataset, share: float = 0.15, seed: int = 0) -> Dataset:
-    """A data set of ids (n, T) with `share` of each sample's positions hidden, and these as its targets.
+def masked(dataset: Dataset, fraction: float = 0.15, seed: int = 0) -> Dataset:
+    """A data set of ids (n, T) with `fraction` of each sample's positions hidden, and these as its targets.
 
     Raises
     ------
     DataError
-        Samples that are no sequences of ids, or a share outside (0, 1).
+        Samples that are no sequences of ids, or a fraction outside (0, 1).
     """
     ids = np.asarray(dataset.x)
     if ids.ndim != 2 or ids.dtype.kind not in "iu" or dataset.scale is not None:
@@ -36,16 +36,16 @@ def masked(dataset: Dataset, share: float = 0.15, seed: int = 0) -> Dataset:
             f"{dataset.name}: only sequences of ids can be masked, "
             f"such as --data stdlib for an encoder; given {ids.dtype}{ids.shape[1:]}"
         )
-    if not 0 < share < 1:
-        raise DataError(f"{dataset.name}: the share of hidden ids must be between 0 and 1, given {share}")
+    if not 0 < fraction < 1:
+        raise DataError(f"{dataset.name}: the fraction of hidden ids must be between 0 and 1, given {fraction}")
     rng = np.random.default_rng(np.random.SeedSequence(seed))
-    count = hidden(share, ids.shape[1])
+    count = masked_count(fraction, ids.shape[1])
     at = rng.random(ids.shape, np.float32).argpartition(count - 1, axis=1)[:, :count]
-    some = copy.copy(dataset)
-    some.x, some.y, some.mapped = ids.copy(), np.full(ids.shape, -1, np.int16), False
+    result = copy.copy(dataset)
+    result.x, result.y, result.mapped = ids.copy(), np.full(ids.shape, -1, np.int16), False
     right = np.take_along_axis(ids, at, axis=1)
-    np.put_along_axis(some.y, at, right.astype(np.int16), axis=1)
+    np.put_along_axis(result.y, at, right.astype(np.int16), axis=1)
     chance = rng.random(at.shape, np.float32)
-    shown = np.where(chance < SHOWN + RANDOM, rng.integers(2, dataset.classes, at.shape), MASK)
-    np.put_along_axis(some.x, at, np.where(chance < SHOWN, right, shown).astype(ids.dtype), axis=1)
-    return some
+    shown = np.where(chance < UNCHANGED + RANDOM, rng.integers(2, dataset.classes, at.shape), MASK)
+    np.put_along_axis(result.x, at, np.where(chance < UNCHANGED, right, shown).astype(ids.dtype), axis=1)
+    return result

@@ -82,9 +82,9 @@ def load(
     length : int
         Bytes in a sample of text.
     mask : float
-        Hide that share of the ids, which are then the targets (masking.py); 0 for the next id as the target.
+        Mask that fraction of the ids, which are then the targets (masking.py); 0 for the next id as the target.
     validation : float
-        Training samples to hold out as validation data: a share of them below 1, else their number; 0 for none. Of a
+        Training samples to hold out as validation data: a fraction of them below 1, else their number; 0 for none. Of a
         text they are its last ones, else drawn by the seed. A data set with a validation split of its own gives that.
     seed : int
         Of the samples that are held out.

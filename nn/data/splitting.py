@@ -22,10 +22,10 @@ def hold_out(train: Dataset, validation: float, seed: int = 0, in_order: bool = 
     train : Dataset
         Copied in two; of a memory map both are views.
     validation : float
-        A share of the samples where it is below 1 (at least one sample), else their number.
+        A fraction of the samples where it is below 1 (at least one sample), else their number.
     seed : int
         Draws the samples: the same ones on every rank.
-        Where targets are one class each, every class has its share, and is in both parts if it has two samples and
+        Where targets are one class each, every class has its proportion, and is in both parts if it has two samples and
         there is room.
     in_order : bool
         The last samples and not drawn ones: of a text, where a drawn sample stands between two that were learned.
@@ -41,7 +41,7 @@ def hold_out(train: Dataset, validation: float, seed: int = 0, in_order: bool = 
     if not number or not (0 < validation < 1 or (validation >= 1 and validation % 1 == 0)):
         given = f"{validation:g}" if number else f"{validation!r:.80}"
         raise DataError(
-            f"{train.name}: validation data must be a share above 0 and below 1 or a number of samples, given {given}"
+            f"{train.name}: validation must be a fraction above 0 and below 1, or a number of samples, given {given}"
         )
     count = max(1, round(validation * len(train))) if validation < 1 else int(validation)
     left = len(train) - count
@@ -59,7 +59,7 @@ def hold_out(train: Dataset, validation: float, seed: int = 0, in_order: bool = 
 
 
 def _stratified(labels: np.ndarray, count: int, drawn: np.ndarray) -> np.ndarray:
-    """Reorder samples such that the first `count` have every class's share, rounded by largest remainders.
+    """Reorder samples such that the first `count` have every class's proportion, rounded by largest remainders.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ from nn.registry import entries, lookup
 
 RENAMED = {"Branches": "Parallel", "Recurrent": "RNN"}  # what older files call them
 PLAIN = (bool, int, float, str, type(None))
-SHOWN = 80  # letters of a layer or a value in a message
+MAX_SHOWN = 80  # characters of a layer or a value in a message
 
 Kind = TypeVar("Kind", bound=type[Layer])
 
@@ -117,15 +117,15 @@ def make(told: Any) -> Layer:
     known = arguments_of(kind)
     if foreign := given.keys() - known.keys():
         raise ValueError(f"{name} takes no {brief(sorted(foreign)[0])}; it takes {', '.join(known) or 'nothing'}")
-    places, names = [], {argument: _made(value) for argument, value in given.items()}
+    positional, named = [], {argument: _made(value) for argument, value in given.items()}
     for argument in [a for a, parameter in known.items() if parameter.kind is parameter.VAR_POSITIONAL]:
-        many = names.pop(argument, ())
+        many = named.pop(argument, ())
         if not isinstance(many, tuple):
             raise ValueError(f"{name}: {argument} must be a list, given {brief(many)}")
         before = list(known)[: list(known).index(argument)]
-        places = [*(names.pop(other) for other in before if other in names), *many]
+        positional = [*(named.pop(other) for other in before if other in named), *many]
     try:
-        return kind(*places, **names)
+        return kind(*positional, **named)
     except Exception as error:  # whatever a constructor says of arguments that no program would give it
         raise ValueError(f"{name} cannot be made of {brief(given)}: {brief(error, 300)}") from error
 
@@ -140,7 +140,7 @@ def _made(value):
     return lookup("initializer", value["initializer"])
 
 
-def brief(value, length: int = SHOWN) -> str:
+def brief(value, length: int = MAX_SHOWN) -> str:
     """A value as a message has it."""
     try:
         text = str(value) if isinstance(value, Exception) else repr(value)

@@ -34,7 +34,7 @@ from nn.training.prediction import BATCH, predict_in_batches
 from nn.training.trainer import Trainer, state_kinds
 
 FORMAT = 1
-LONGEST = 1 << 18  # letters of a description; ResNet-50's has 22,000
+MAX_CHARACTERS = 1 << 18  # characters of a description; ResNet-50's has 22,000
 MEMORY_SHARE = 8  # what is free must hold so many times the largest values of a sample
 DEEPEST = 60  # layers inside layers
 
@@ -322,8 +322,8 @@ def _changed(before: Any, after: Any, place: str = "") -> str:
 
 def _network(text: str) -> tuple[Network, dict]:
     """The network that a description tells of, and what else it tells; ValueError where it makes none."""
-    if len(text) > LONGEST:
-        raise ValueError(f"a description of {len(text):,} letters, and the longest has {LONGEST:,}")
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"a description of {len(text):,} characters, and the longest has {MAX_CHARACTERS:,}")
     told = json.loads(text)
     if not isinstance(told, dict) or told.get("format") != FORMAT:
         found = told.get("format") if isinstance(told, dict) else told
@@ -382,7 +382,7 @@ def _other(expected: dict, found: dict) -> str:
 def _too_large(network: Network) -> str:
     """Which layer would take too much memory for one sample, in words; '' if none.
 
-    A layer without weights makes values of any size out of a few letters of a description.
+    A layer without weights makes values of any size out of a few characters of a description.
     """
     sizes = ((math.prod(shape), path) for path, _, *shapes in network.layers() for shape in shapes)
     values, path = max(sizes, default=(0, ""))
@@ -422,7 +422,7 @@ def _read_npz(file: Path):
             )
         kinds = {name: archive.check(name) for name in archive}
         del kinds["network"]
-        yield archive.text("network", LONGEST), kinds, archive.__getitem__
+        yield archive.text("network", MAX_CHARACTERS), kinds, archive.__getitem__
 
 
 @contextlib.contextmanager

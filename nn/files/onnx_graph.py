@@ -27,7 +27,7 @@ class Graph:
     Attributes
     ----------
     padding : str or None
-        The value that says which places of the sequence are padding.
+        The value that says which positions of the sequence are padding.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from nn.files.onnx_graph import Graph
 from nn.layers.activations import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from nn.layers.attention import MultiHeadAttention, TransformerBlock
 from nn.layers.batch_normalization import BatchNorm, BatchNorm1d, BatchNorm2d
-from nn.layers.blockwise import hidden
+from nn.layers.blockwise import causal_mask
 from nn.layers.convolution import Conv2d
 from nn.layers.dense import Linear, TiedLinear
 from nn.layers.dropout import Dropout
@@ -161,7 +161,7 @@ def _(layer, x, p, s, shape, graph):
     q = graph.node("Mul", q, 1 / math.sqrt(D // H))
     score = graph.node("MatMul", q, graph.node("Transpose", k, perm=(0, 1, 3, 2)))
     if layer.causal:
-        score = graph.node("Add", score, hidden(T, T, 0, np.dtype(np.float32)))
+        score = graph.node("Add", score, causal_mask(T, T, 0, np.dtype(np.float32)))
     if graph.padding:
         score = graph.node("Where", graph.node("Unsqueeze", graph.padding, np.array([1, 2])), -math.inf, score)
     mixed = graph.node("MatMul", graph.node("Softmax", score, axis=-1), v)

@@ -1,6 +1,6 @@
 """Multi-head attention and the transformer block (Vaswani et al. 2017; pre-norm: Xiong et al. 2020).
 
-Attention of N sequences of T places, D features in H heads: 4 N T D^2 multiply-accumulates for the projections and
+Attention of N sequences of T positions, D features in H heads: 4 N T D^2 multiply-accumulates for the projections and
 2 N T^2 D for scores and sums. The probabilities, N H T^2 numbers, are kept for backward; by blocks of keys they are
 computed again, and what is kept is O(T) (blockwise.py).
 """
@@ -18,7 +18,7 @@ from nn.core.gradients import Product, RowSum
 from nn.core.layer import Initializer, Layer, Sequential, ShapeError, Spec, Split
 from nn.initializers import glorot, zeros
 from nn.layers.activations import GELU, softmax
-from nn.layers.blockwise import BlockwiseAttention, hidden
+from nn.layers.blockwise import BlockwiseAttention, causal_mask
 from nn.layers.dense import Linear
 from nn.layers.dropout import Dropout
 from nn.layers.embedding import rotate
@@ -28,10 +28,10 @@ from nn.registry import register
 
 @register("layer")
 class MultiHeadAttention(Layer):
-    """Self-attention: every place takes a weighted mean of all places' values, weights softmax(q k^T / sqrt(D/H)).
+    """Self-attention: y is a mean of all positions' values, with the weights softmax(q k^T / sqrt(D/H)).
 
-    Queries, keys and values are one product, x Wqkv + bqkv, columns in that order and by head within each. Places that
-    `MicroBatch.padding` marks, see `Embedding(padding=...)`, are never looked at.
+    Queries, keys and values are one product, x Wqkv + bqkv, columns in that order and by head within each. Positions
+    that `MicroBatch.padding` marks, see `Embedding(padding=...)`, are never looked at.
 
     Of several ranks each can take some of the heads. Their results have to be summed; bo is added there, once, and p
     has none.
@@ -43,7 +43,7 @@ class MultiHeadAttention(Layer):
     heads : int
         H, divides D.
     causal : bool
-        A place sees itself and those before it only.
+        A position sees itself and those before it only.
     bias : bool
     init, bias_init : initializer
         For Wqkv (D, 3D) and Wo (D, D), for bqkv and bo.
@@ -56,7 +56,7 @@ class MultiHeadAttention(Layer):
     Raises
     ------
     ValueError
-        In forward, if a mask leaves a place nothing to look at: which layer, sample and place.
+        In forward, if a mask leaves a position nothing to look at: which layer, sample and position.
 
     Examples
     --------
@@ -93,7 +93,7 @@ class MultiHeadAttention(Layer):
 
     def specs(self, in_shape):
         if len(in_shape) != 2 or in_shape[1] != self.features:
-            raise ShapeError(f"expects sequences (places, {self.features}), given samples of shape {in_shape}")
+            raise ShapeError(f"expects sequences (positions, {self.features}), given samples of shape {in_shape}")
         D, H = self.features, self.heads
         specs = {
             "Wqkv": Spec((D, 3 * D), self.init, split=Split(1, blocks=3, units=H)),
@@ -182,7 +182,7 @@ class MultiHeadAttention(Layer):
         probabilities = ctx.empty((*q.shape[:3], k.shape[2]), q.dtype)
         np.matmul(q, k.swapaxes(2, 3), probabilities)
         if self.causal:
-            probabilities += hidden(q.shape[2], k.shape[2], 0, q.dtype)
+            probabilities += causal_mask(q.shape[2], k.shape[2], 0, q.dtype)
         if padding is not None:
             np.copyto(probabilities, -np.inf, where=padding[:, None, None, :])
         softmax(probabilities, probabilities)
@@ -218,14 +218,14 @@ class MultiHeadAttention(Layer):
             return None
         if padding.shape != (expected := (samples, length)):
             raise ShapeError(
-                f"layer {ctx.path} ({self!r}): expects a padding mask of shape {expected}, one entry a place "
-                f"of its input, given the Embedding's {padding.shape}: layers between the two change the places; "
-                "build the Embedding without padding, or leave its places as they are"
+                f"layer {ctx.path} ({self!r}): expects a padding mask of shape {expected}, one entry a position "
+                f"of its input, given the Embedding's {padding.shape}: layers between the two change the positions; "
+                "build the Embedding without padding, or leave its positions as they are"
             )
         blind = padding[:, 0] if self.causal else padding.all(axis=1)
         if blind.any():
             raise ValueError(
-                f"layer {ctx.path} ({self!r}): sample {int(blind.argmax())}, place 0: padding masks every place "
+                f"layer {ctx.path} ({self!r}): sample {int(blind.argmax())}, position 0: padding masks every position "
                 + ("that comes before it and itself; pad at the end" if self.causal else "of the sequence")
             )
         return padding

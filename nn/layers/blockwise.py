@@ -167,7 +167,7 @@ class BlockwiseAttention:
         scores = self.pool.workspace("block scores", (*q.shape[:3], len(seen)), q.dtype)
         np.matmul(q, k.swapaxes(2, 3), scores)
         if self.causal and distance < len(seen) - 1:
-            scores += hidden(len(block), len(seen), distance, q.dtype)
+            scores += causal_mask(len(block), len(seen), distance, q.dtype)
         if padding is not None:
             np.copyto(scores, -np.inf, where=padding[:, None, None, seen.rows])
         return scores
@@ -177,7 +177,7 @@ class BlockwiseAttention:
 
 
 @functools.lru_cache(maxsize=16)
-def hidden(queries: int, keys: int, distance: int, dtype: np.dtype) -> np.ndarray:
+def causal_mask(queries: int, keys: int, distance: int, dtype: np.dtype) -> np.ndarray:
     """Minus infinity where key j comes after query i, else 0; `distance`: of the first query behind the first key."""
     table = np.triu(np.full((queries, keys), -np.inf, dtype), distance + 1)
     table.flags.writeable = False

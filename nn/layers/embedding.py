@@ -1,4 +1,4 @@
-"""Words and their places as vectors: Embedding; learned, sinusoidal and rotary positions.
+"""Words and their positions as vectors: Embedding; learned, sinusoidal and rotary positions.
 
 Sources: Bengio et al. 2003 (embedding), Vaswani et al. 2017 (sinusoids), Press and Wolf 2017 (tied output weights), Su
 et al. 2021 (rotary positions).
@@ -17,12 +17,12 @@ from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split
 from nn.initializers import normal
 from nn.registry import register
 
-small = normal(0.02)
+NARROW = normal(0.02)
 
 
 @register("layer")
 class Embedding(Layer):
-    """y = W[ids]: one row of W for every id. Its gradient is a sum over the places of each id.
+    """y = W[ids]: one row of W for every id. Its gradient is a sum over the positions of each id.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Embedding(Layer):
     features : int
         D, the length of a vector.
     padding : int or None
-        The id that fills up short sequences: attention layers of this pass ignore its places (`MicroBatch.padding`).
+        The id that fills up short sequences: attention layers of this pass ignore its positions (`MicroBatch.padding`).
     init : initializer
         For W of shape (vocabulary, features).
 
@@ -46,7 +46,7 @@ class Embedding(Layer):
 
     constraints = {"vocabulary": SIZE, "features": SIZE}
 
-    def __init__(self, vocabulary: int, features: int, padding: int | None = None, init: Initializer = small):
+    def __init__(self, vocabulary: int, features: int, padding: int | None = None, init: Initializer = NARROW):
         self.vocabulary, self.features, self.padding, self.init = vocabulary, features, padding, init
         if padding is not None and not 0 <= padding < vocabulary:
             raise ValueError(f"Embedding: padding must be an id, 0 to {vocabulary - 1}, given {padding}")
@@ -68,10 +68,10 @@ class Embedding(Layer):
         if x.dtype.kind not in "iu":
             raise TypeError(f"layer {ctx.path} ({self!r}): expects integer ids, given {x.dtype}")
         if x.size and (x.min() < 0 or x.max() >= vocabulary):
-            place = np.argwhere((x < 0) | (x >= vocabulary))[0].tolist()
+            at = np.argwhere((x < 0) | (x >= vocabulary))[0].tolist()
             raise ValueError(
-                f"layer {ctx.path} ({self!r}): id {x[tuple(place)]} of sample {place[0]}, place {place[1:]}, is not in "
-                f"the vocabulary: ids are 0 to {vocabulary - 1}"
+                f"layer {ctx.path} ({self!r}): id {x[tuple(at)]} of sample {at[0]}, position {at[1:]}, "
+                f"is not in the vocabulary: ids are 0 to {vocabulary - 1}"
             )
 
     def backward(self, p, gy, x, ctx):
@@ -80,12 +80,12 @@ class Embedding(Layer):
 
 @register("layer")
 class LearnedPositions(Layer):
-    """y = x + W: a vector for every place of a sequence (N, T, D), learned as the others are.
+    """y = x + W: a vector for every position of a sequence (N, T, D), learned as the others are.
 
     Parameters
     ----------
     length : int
-        The longest sequence; shorter ones use the first places.
+        The longest sequence; shorter ones use the first positions.
     features : int
     init : initializer
         For W of shape (length, features).
@@ -95,13 +95,14 @@ class LearnedPositions(Layer):
 
     constraints = {"length": SIZE, "features": SIZE}
 
-    def __init__(self, length: int, features: int, init: Initializer = small):
+    def __init__(self, length: int, features: int, init: Initializer = NARROW):
         self.length, self.features, self.init = length, features, init
 
     def specs(self, in_shape):
         if len(in_shape) != 2 or in_shape[0] > self.length or in_shape[1] != self.features:
             raise ShapeError(
-                f"expects at most {self.length} places of {self.features} features, given samples of shape {in_shape}"
+                f"expects at most {self.length} positions of {self.features} features, given samples of shape "
+                f"{in_shape}"
             )
         return {"W": Spec((self.length, self.features), self.init, decay=False)}, in_shape
 
@@ -109,11 +110,11 @@ class LearnedPositions(Layer):
         return np.add(x, p.W[: x.shape[1]], ctx.reuse_input(x)), None
 
     def backward(self, p, gy, saved, ctx):
-        places = gy.shape[1]
-        if places == len(p.W):
+        positions = gy.shape[1]
+        if positions == len(p.W):
             return (gy if ctx.needs_input_grad else None), {"W": RowSum(gy)}
         gW = np.zeros(p.W.shape, gy.dtype)
-        write_gradient(gW[:places], RowSum(gy), False, ctx.network_context.pool)
+        write_gradient(gW[:positions], RowSum(gy), False, ctx.network_context.pool)
         return (gy if ctx.needs_input_grad else None), {"W": gW}
 
 
@@ -125,7 +126,7 @@ class SinusoidalPositions(Layer):
 
     def specs(self, in_shape):
         if len(in_shape) != 2:
-            raise ShapeError(f"expects sequences (places, features), given samples of shape {in_shape}")
+            raise ShapeError(f"expects sequences (positions, features), given samples of shape {in_shape}")
         return {}, in_shape
 
     def forward(self, p, x, ctx):
@@ -164,7 +165,7 @@ class RotaryPositions(Layer):
     def specs(self, in_shape):
         if len(in_shape) != 2 or in_shape[1] % 2:
             raise ShapeError(
-                f"expects sequences (places, features), the features even, given samples of shape {in_shape}"
+                f"expects sequences (positions, features), the features even, given samples of shape {in_shape}"
             )
         return {}, in_shape
 

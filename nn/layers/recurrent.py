@@ -19,8 +19,8 @@ many steps as fit there.
 **What cannot be cut in time.** h_t needs h_(t-1): those T products wait for each other, however many ranks there are.
 Ranks can share the samples, the features or the layers (a layer can be at step t while the one above is at t - 1), but
 a long sequence takes as long as all its steps. And what the first entry has to do with the last goes through T
-products. Attention (attention.py) took their place for that: all places of a layer at once, any two of them one product
-apart, so that work can be cut along the sequence as well; it pays by T^2 scores in place of T states.
+products. Attention (attention.py) took their place for that: all positions of a layer at once, any two of them one
+product apart, so that work can be cut along the sequence as well; it pays by T^2 scores in place of T states.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from nn.registry import register
 
 BLOCK = 1 << 16  # elements of z worked on at a time, where steps do not wait for each other
 SMALL = 1_000_000  # multiply-accumulates of a product: up to so many OpenBLAS has kernels that copy nothing
-LEAST = 8  # rows that such a product should have
+MIN_ROWS = 8  # rows that such a product should have
 
 
 class _Recurrence(Layer):
@@ -332,7 +332,7 @@ def _rows(array: np.ndarray) -> np.ndarray:
 def _multiply(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
     """out = a b for a few rows a: so many at a time that OpenBLAS takes b as it is, and does not copy it first."""
     most = SMALL // b.size
-    parts = -(-len(a) // most) if most >= LEAST else 1
+    parts = -(-len(a) // most) if most >= MIN_ROWS else 1
     for k in range(parts):
         part = slice(len(a) * k // parts, len(a) * (k + 1) // parts)
         np.dot(a[part], b, out[part])

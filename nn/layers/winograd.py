@@ -30,7 +30,7 @@ from nn.layers.im2col import strided
 POINTS = (0.0, 2 / 3, -2 / 3, 3 / 2, -3 / 2)  # and infinity
 SIDE = len(POINTS) + 1  # of the tiles that are transformed
 SLOTS = SIDE * SIDE
-LEAST = 128  # tiles at a time; more where there are so few channels that a slot has less than VALUES values
+MIN_TILES = 128  # tiles at a time; more where there are so few channels that a slot has less than VALUES values
 VALUES = 8192
 BATCH = 16  # images that share a transformed kernel, for what it costs
 
@@ -140,9 +140,9 @@ def _tiles(geometry) -> tuple[int, int]:
 
 
 def _pieces(n: int, geometry, channels: int):
-    """Yield (slice of images, slice of tile rows): whole images, or even shares of one; LEAST tiles or more, about."""
+    """Yield (slice of images, slice of tile rows): whole images, or even parts of one; about MIN_TILES tiles."""
     th, tw = _tiles(geometry)
-    tiles = max(LEAST, VALUES // channels)
+    tiles = max(MIN_TILES, VALUES // channels)
     rows = -(-th // -(-th * tw // tiles))
     images = max(1, tiles // (th * tw)) if rows == th else 1
     for a in range(0, n, images):

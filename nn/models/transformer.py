@@ -1,6 +1,6 @@
 """Transformers: a language model (GPT, Radford et al. 2018) and an encoder (BERT, Devlin et al. 2018).
 
-Samples are sequences of T ids, `classes` is the size of the vocabulary, and every place has its own output.
+Samples are sequences of T ids, `classes` is the size of the vocabulary, and every position has its own output.
 """
 
 from nn.core.containers import Residual
@@ -15,7 +15,7 @@ from nn.layers.normalization import LayerNorm
 from nn.models.by_name import model
 
 POSITIONS = "learned", "sinusoidal", "rotary"
-MOST_BLOCKS = 1000  # each is made before its parameters are counted
+MAX_BLOCKS = 1000  # each is made before its parameters are counted
 
 
 @model("transformer")
@@ -37,7 +37,7 @@ def transformer(
     capacity: float = 0.0,
     auxiliary: float = 0.01,
 ) -> Sequential:
-    """Predicts the next id at every place: causal pre-norm blocks.
+    """Predicts the next id at every position: causal pre-norm blocks.
 
     `tied` 1 takes the embedding's matrix for the output too; `positions` are learned, sinusoidal or rotary; `attention`
     is whole, or computed by blocks, such as blocks:128. With `experts` every block has a `MixtureOfExperts` in place of
@@ -75,7 +75,7 @@ def encoder(
     dropout: float = 0.1,
     attention: str = "whole",
 ) -> Sequential:
-    """Tells which id belongs at each place from all others: post-norm blocks; id 0 is padding that nobody looks at."""
+    """Tells which id belongs at each position from all others: post-norm blocks; id 0 is padding."""
     length = _length("encoder", in_shape, blocks)
     return Sequential(
         *(Embedding(classes, features, padding=0), LearnedPositions(length, features), LayerNorm(features)),
@@ -86,10 +86,10 @@ def encoder(
 
 
 def _length(model: str, in_shape: Shape, blocks: int) -> int:
-    if blocks > MOST_BLOCKS:
-        raise ShapeError(f"{model} has at most {MOST_BLOCKS} blocks, given {blocks}")
+    if blocks > MAX_BLOCKS:
+        raise ShapeError(f"{model} has at most {MAX_BLOCKS} blocks, given {blocks}")
     if len(in_shape) != 1:
         raise ShapeError(
-            f"{model} takes sequences of ids (places,), such as --data stdlib, given samples of shape {in_shape}"
+            f"{model} takes sequences of ids (positions,), such as --data stdlib, given samples of shape {in_shape}"
         )
     return in_shape[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nn.core.network import Network, near
+from nn.core.network import Network, shape_hint
 from nn.data.dataset import Data, DataError, Dataset, instead_of_dataset
 from nn.data.loader import Loader
 from nn.layers.batch_normalization import BatchNorm
@@ -150,7 +150,7 @@ def _of_arrays(x: Any, y: Any, what: str, trainer: Trainer) -> Dataset:
 def _check_shape(dataset: Dataset, trainer: Trainer, what: str) -> None:
     network = trainer.network
     if dataset.in_shape != network.in_shape:
-        hint = near((len(dataset), *dataset.in_shape), network.in_shape)
+        hint = shape_hint((len(dataset), *dataset.in_shape), network.in_shape)
         raise ValueError(
             f"{what}: {network.name} takes samples of shape {network.in_shape}, given {dataset.in_shape}{hint}"
         )

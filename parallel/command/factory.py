@@ -149,8 +149,8 @@ def synchronised(network: nn.Network) -> nn.Network:
 def loss(options: Options, data: data.Data) -> losses.Loss:
     """The loss, of hidden bytes only where some are."""
     if options.mask:
-        places = masking.hidden(options.mask, data.in_shape[0])
-        return losses.MaskedCrossEntropyLoss(places, options.label_smoothing)
+        count = masking.masked_count(options.mask, data.in_shape[0])
+        return losses.MaskedCrossEntropyLoss(count, options.label_smoothing)
     smoothing = {"label_smoothing": options.label_smoothing} if options.loss == "cross-entropy" else {}
     plain = lookup("loss", options.loss)(**smoothing)
     return AuxiliaryLoss(plain) if options.model.startswith("googlenet") else plain

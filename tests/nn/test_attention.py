@@ -122,7 +122,7 @@ def test_places_with_nothing_to_see_are_refused(causal, padding):
         ctx.micro_batch.padding = np.array(padding, bool)
 
     layer = Sequential(MultiHeadAttention(4, 2, causal))
-    with pytest.raises(ValueError, match=r"layer 0 .*sample 1, place 0: padding masks every place"):
+    with pytest.raises(ValueError, match=r"layer 0 .*sample 1, position 0: padding masks every position"):
         one_pass(layer, sample((2, 3, 4)), setup=mask)
 
 
@@ -139,7 +139,7 @@ def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="3 heads do not divide 8 features"):
         MultiHeadAttention(8, 3)
     for shape in ((8,), (4, 6), (2, 4, 8)):
-        with pytest.raises(ShapeError, match=r"layer 0 .*sequences \(places, 8\)"):
+        with pytest.raises(ShapeError, match=r"layer 0 .*sequences \(positions, 8\)"):
             Network(Sequential(MultiHeadAttention(8, 2)), shape)
 
 

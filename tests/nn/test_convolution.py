@@ -122,7 +122,7 @@ def test_winograd_is_the_definition(kernel, padding, extra, channels, images, sm
     size = (max(1, k - 2 * p) + e for k, p, e in zip(kernel, padding, extra, strict=True))
     with pytest.MonkeyPatch.context() as patch:
         if small:  # pieces of a row of tiles
-            patch.setattr(winograd, "LEAST", 1)
+            patch.setattr(winograd, "MIN_TILES", 1)
             patch.setattr(winograd, "VALUES", 1)
         compare_with_definition(layer, sample((images, *size, channels[0])))
 

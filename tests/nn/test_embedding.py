@@ -65,7 +65,7 @@ def test_ids_out_of_the_vocabulary_are_named():
     for bad in (7, -1):
         ids = IDS.copy()
         ids[4, 2] = bad
-        with pytest.raises(ValueError, match=rf"layer 0 .*id {bad} of sample 4, place \[2\].*0 to 6"):
+        with pytest.raises(ValueError, match=rf"layer 0 .*id {bad} of sample 4, position \[2\].*0 to 6"):
             network.forward(p, ids, ctx)
     with pytest.raises(TypeError, match=r"layer 0 .*integer ids"):
         network.forward(p, IDS.astype(np.float32), ctx)

@@ -14,7 +14,7 @@ import pytest
 
 import nn
 from nn.data.arrays import Archive, ArrayError
-from nn.reading import MOST_OBJECTS, TABLE, free_memory, parse_json
+from nn.reading import MAX_OBJECTS, TABLE, free_memory, parse_json
 from nn.training.stored import Stored
 from nn.training.trainer import check_state
 
@@ -199,7 +199,7 @@ def test_free_memory_is_that_of_the_machine_or_of_a_container(tmp_path):
 def test_objects_in_json_are_bounded():
     """Two letters each are seventy bytes in memory."""
     with pytest.raises(ValueError, match="1,048,577 objects and lists, and at most 1,048,576 are read"):
-        parse_json("{}" * (MOST_OBJECTS + 1))
+        parse_json("{}" * (MAX_OBJECTS + 1))
     assert parse_json("[[1], {}]") == [[1], {}]
 
 

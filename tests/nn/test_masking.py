@@ -26,7 +26,7 @@ def test_every_sample_hides_as_many_and_tells_nothing_else():
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1])
 def test_share_out_of_range_is_refused(share):
-    with pytest.raises(DataError, match="share of hidden ids"):
+    with pytest.raises(DataError, match="fraction of hidden ids"):
         masked(text(), share)
 
 

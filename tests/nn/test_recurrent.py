@@ -158,7 +158,7 @@ def test_wrong_arguments_and_shapes_are_refused():
         (lambda: nn.LSTM(0, 4), "LSTM: in_features must be at least 1, given 0"),
         (lambda: nn.RNN(4, 4, activation="gelu"), "RNN: activation must be 'tanh' or 'relu', given 'gelu'"),
         (lambda: nn.LSTM(4, 4, truncate=-1), "LSTM: truncate must be at least 0, given -1"),
-        (lambda: build("lstm", (8, 8, 1), 10), r"lstm takes sequences of ids \(places,\)"),
+        (lambda: build("lstm", (8, 8, 1), 10), r"lstm takes sequences of ids \(positions,\)"),
         (lambda: build("lstm:8,2000", (8,), 10), "lstm has at most 1000 layers, given 2000"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -40,7 +40,7 @@ def test_a_share_is_below_one_and_a_number_is_not():
     [
         (50, "numbered: of 50 training samples 50 cannot be held out for validation: nothing would be left"),
         (0.999, "of 50 training samples 50 cannot be held out"),
-        (1.5, "a share above 0 and below 1 or a number of samples, given 1.5"),
+        (1.5, "a fraction above 0 and below 1, or a number of samples, given 1.5"),
         (-0.1, "given -0.1"),
         (0, "given 0"),
         (float("nan"), "given nan"),

@@ -244,7 +244,7 @@ WRONG = {
     "weights first": (lambda: nn.CrossEntropyLoss([1, 2, 3]), TypeError, r"label_smoothing must be a .*given \[1, 2"),
     "text to ignore": (lambda: nn.NLLLoss(ignore_index="pad"), TypeError, "NLLLoss: ignore_index .*given 'pad'"),
     "text for delta": (lambda: nn.HuberLoss("1"), TypeError, "HuberLoss: delta must be a number, given '1'"),
-    "text for hidden": (lambda: nn.MaskedCrossEntropyLoss("a"), TypeError, "hidden must be a whole number, given 'a'"),
+    "text for masked": (lambda: nn.MaskedCrossEntropyLoss("a"), TypeError, "masked must be a whole number, given 'a'"),
     "lr below 0": (lambda: nn.SGD(lr=np.float32(-1)), ValueError, r"SGD: lr must be in \[0, inf\), given -1\.0"),
     "beta above 1": (lambda: nn.Adam(0.1, beta1=np.float32(1.5)), ValueError, r"beta1 must be in \[0, 1\), given 1\.5"),
     "text for lr": (lambda: nn.SGD(lr="0.1"), TypeError, "SGD: lr must be a number, given '0.1'"),

@@ -58,7 +58,7 @@ WRONG = [
     ("--schedule plateau --validation 0", "no metric 'validation_loss' without validation data (--validation 0); use"),
     ("--patience 3 --validation 0", "--patience chooses by validation data, and --validation 0 holds none out"),
     ("--validation 1437", "of 1,437 training samples 1,437 cannot be held out for validation"),
-    ("--validation 1.5", "a share above 0 and below 1 or a number of samples, given 1.5"),
+    ("--validation 1.5", "a fraction above 0 and below 1, or a number of samples, given 1.5"),
     ("--validation -0.1", "--validation must be at least 0 and finite, given -0.1"),
     ("--linear-scaling 16 --schedule cosine:base_batch=8", "say the same: leave one out"),
     ("--sync-batch-norm", "cnn has no batch normalisation"),
