@@ -1,7 +1,7 @@
 """Schedules that listen to training, and every schedule by its name, as the command line has it.
 
-`Plateau` alone hears what `fit` measures, and finds its place from the history; `MomentumCorrection` goes with any.
-`parse` reads "cosine:warmup=5" and the like, where everything counts in epochs.
+`Plateau` follows an entry of the epochs' records; a resumed run replays the history. `MomentumCorrection` goes with any
+schedule. `parse` reads texts such as "cosine:warmup=5", whose times are in epochs.
 
 Source: Goyal et al. 2017 (linear scaling, gradual warm-up, momentum correction).
 """
@@ -22,9 +22,9 @@ from nn.training.training import Callback
 
 @register("schedule", "plateau")
 class Plateau(Configured, Callback):
-    """lr times `factor` when `metric` has not improved for more than `patience` epochs.
+    """Multiply lr by `factor` when `metric` has not improved for more than `patience` epochs.
 
-    A schedule that is a callback, too; given to `fit` as either, it is both.
+    A schedule and a callback: `fit` takes it as either, and uses it as both.
 
     Parameters
     ----------
@@ -32,11 +32,11 @@ class Plateau(Configured, Callback):
     factor : float
         In (0, 1).
     patience : int
-        Epochs without improvement to put up with.
+        Epochs without improvement that change nothing.
     metric : str
         Entry of an epoch's record, such as "validation_loss", "validation_accuracy", or "loss" (of training).
     threshold : float
-        Relative change that counts as an improvement.
+        Smallest relative change that counts as an improvement.
     mode : {"min", "max"} or None
         Whether smaller or larger is better; None: as the metric says (`nn.metrics.direction`).
     """
@@ -64,11 +64,11 @@ class Plateau(Configured, Callback):
         return self.now
 
     def restart(self) -> None:
-        """Forget all that was observed."""
+        """Start with the initial rate, as before the first epoch."""
         self.now, self.bad_epochs, self.best = self.lr, 0, None
 
     def observe(self, value: float, mode: str | None = None) -> None:
-        """Take note of an epoch's metric; `mode` as `direction` finds it, where none was given."""
+        """Take an epoch's metric, and lower the rate if it is time; `mode` None: as `direction` says."""
         mode = mode or direction(self.metric, self.mode)
         finite = self.best is not None and math.isfinite(self.best)
         margin = abs(self.best) * self.threshold if finite else 0.0
@@ -85,7 +85,7 @@ class Plateau(Configured, Callback):
 
     def on_begin(self, training):
         self.restart()
-        training.direction(self.metric, self.mode)  # refused now, not after an epoch
+        training.direction(self.metric, self.mode)  # an unknown direction is refused before the first epoch
         for record in training.history:  # of a resumed run
             self.on_epoch(training, record)
 
@@ -98,11 +98,11 @@ class Plateau(Configured, Callback):
 
 
 class MomentumCorrection(Callback):
-    """v *= lr / lr before, whenever a schedule changes the rate, for optimizers whose velocity has the rate inside.
+    """Multiply velocities by new rate / old rate when a schedule changes the rate.
 
-    Which buffers these are, an optimizer says in `rate_inside`; LARS has one: v = m v + lr g. With the correction a new
-    rate acts at once on all that has been gathered, exactly as where the rate stays outside, as in SGD (Goyal et al.
-    2017). Place it after a schedule that listens (`Plateau`), and before checkpoints are written.
+    It is for optimizers whose velocity includes the rate, as that of LARS does: v = m v + lr g. They name the slots in
+    `rate_inside`. With the correction a new rate acts at once on the whole velocity, exactly as in SGD, where the rate
+    stays outside (Goyal et al. 2017). Put it after a `Plateau`, and before the callback that writes checkpoints.
 
     Parameters
     ----------
@@ -113,11 +113,11 @@ class MomentumCorrection(Callback):
         self.schedule = schedule
 
     def on_begin(self, training):
-        self.lr = self.schedule(training.step)  # a checkpoint holds what is corrected already
+        self.lr = self.schedule(training.step)  # the velocity of a checkpoint is corrected already
 
     def on_step(self, training, loss):
         trainer, lr = training.trainer, self.schedule(training.step)
-        if self.lr and self.lr != lr:  # a rate of 0 has put nothing into the velocity
+        if self.lr and self.lr != lr:  # after a rate of 0 the velocity has nothing to correct
             for name in trainer.optimizer.rate_inside:
                 trainer.rescale(name, lr / self.lr)
         self.lr = lr
@@ -126,14 +126,14 @@ class MomentumCorrection(Callback):
         self.on_step(training, 0.0)
 
 
-FOR_ALL = {"warmup": float, "warmup_from": float, "base_batch": int}
-TOO_LARGE = 1e9  # of any number: steps are counted in integers
+COMMON_KEYS = {"warmup": float, "warmup_from": float, "base_batch": int}
+TOO_LARGE = 1e9  # for any number: steps are counted in integers
 
 
 def parse(
     text: str, lr: float, epochs: int, steps_per_epoch: int, batch: int | None = None
 ) -> tuple[Schedule, list[Callback]]:
-    """A schedule from the command line, and the callbacks that it needs.
+    """Return the schedule that a text names, and the callbacks that it needs.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def parse(
     Raises
     ------
     ValueError
-        Which part of the text is wrong, and what it may be.
+        The message says which part of the text is wrong, and what it may be.
     """
     name, parts = option_strings.split(text)
     try:
@@ -159,7 +159,7 @@ def parse(
         make = getattr(kind, "in_epochs", lambda epochs, lr, **keys: kind(lr, **keys))
         types = option_types(getattr(kind, "in_epochs", kind))
         types.pop("lr", None)
-        keys = _in_range(option_strings.convert(name, parts, types | FOR_ALL, by_place=False))
+        keys = _in_range(option_strings.convert(name, parts, types | COMMON_KEYS, by_place=False))
         start = keys.pop("warmup_from", lr if "base_batch" in keys else 0.0)
         warmup, base_batch = keys.pop("warmup", 0.0), keys.pop("base_batch", None)
         times = Epochs(epochs, steps_per_epoch, warmup)
@@ -176,7 +176,7 @@ def parse(
 
 
 def _in_range(keys: dict) -> dict:
-    """The same, or ValueError where a number is out of range."""
+    """Return the keys; ValueError where a number is out of range."""
     for key, value in keys.items():
         if not isinstance(value, str) and not all(0 <= number < TOO_LARGE for number in np.atleast_1d(value)):
             raise ValueError(f"{key} must be at least 0 and below {TOO_LARGE:g}, given {value}")
