@@ -123,10 +123,12 @@ def append_or_nothing(path: Path, line: bytes) -> None:
         size = os.fstat(file).st_size
         try:
             if (written := os.write(file, line)) < len(line):
-                raise OSError(errno.ENOSPC, f"{written} of {len(line)} bytes were written", str(path))
-        except OSError:
+                raise OSError(errno.ENOSPC, f"No space left on device: {written} of {len(line)} bytes")
+        except OSError as error:
             os.ftruncate(file, size)
-            raise
+            raise OSError(
+                error.errno, f"cannot write {path} ({error.strerror}); what was there before is kept"
+            ) from error
     finally:
         os.close(file)
 
