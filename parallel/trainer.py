@@ -29,7 +29,7 @@ from nn.training.stored import Fragment
 from nn.training.trainer import Trainer, check_parts
 from parallel.exchange.base import Exchange
 from parallel.exchange.homes import homes_of
-from parallel.exchange.step_result import AgreementCode, StepResult, disagreement
+from parallel.exchange.step_result import AgreementCode, StepResult, checksum, disagreement
 from parallel.mesh import Mesh, Ranks, ReplicaError, agree
 from parallel.passes.whole import Samples, Whole
 
@@ -117,8 +117,8 @@ class DistributedTrainer(Trainer):
         Raises
         ------
         ValueError
-            Ranks were given different sizes of the global batch, or different learning rates, which they find in the
-            message with the loss.
+            Ranks were given different sizes of the global batch, or have different settings of their
+            optimizers, which they find in the message with the loss.
         """
         self.exchange.resume()
         self.begin_step()
@@ -188,16 +188,19 @@ class DistributedTrainer(Trainer):
         All ranks are here, and refuse a batch of which they were given different sizes.
         """
         loss, agreed, overflowed, buffers = result
-        mesh, rate = self.mesh, float(self.optimizer.lr)
+        mesh = self.mesh
         if mesh.model and not self.exchange.apart:  # of the ranks that have one network together, one knows the loss
             code = AgreementCode(mesh.model.size, np.float64)
-            sums = np.array([loss if self.pass_.knows else 0.0, not agreed, overflowed, *code.encode(total, rate)])
+            mine = code.encode(total, checksum(self.optimizer))
+            sums = np.array([loss if self.pass_.knows else 0.0, not agreed, overflowed, *mine])
             mesh.sum_model(sums)
             loss, overflowed = float(sums[0]), sums[2] > 0
             agreed = not sums[1] and code.agree(sums[3:])
         if not agreed:
             self.buffers[:] = self.buffers_before
-            raise ValueError(disagreement(self.steps, *zip(*mesh.allgather((total, rate)), strict=True)))
+            raise ValueError(
+                disagreement(self.steps, *zip(*mesh.allgather((total, repr(self.optimizer))), strict=True))
+            )
         if buffers is not None:
             self.buffers[:] = buffers
         return loss, overflowed

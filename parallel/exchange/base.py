@@ -24,7 +24,7 @@ from nn.core.network import Network
 from nn.optim.optimizers import Optimizer
 from nn.training.stored import Fragment
 from nn.training.trainer import check_state, state_kinds
-from parallel.exchange.step_result import StepMessage, StepResult
+from parallel.exchange.step_result import StepMessage, StepResult, checksum
 from parallel.mesh import Mesh
 from parallel.passes.whole import Samples, Whole
 
@@ -144,7 +144,7 @@ class Exchange:
 
     def tell(self, loss: float, total: int) -> None:
         """The loss of an addend; its statistics are there, too."""
-        self.message.write(loss, total, self.buffers, float(self.optimizer.lr))
+        self.message.write(loss, total, self.buffers, checksum(self.optimizer))
 
     def add(self) -> None:
         """All gradients of the addend are there."""

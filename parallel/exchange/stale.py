@@ -93,7 +93,7 @@ class Stale(LocalUpdate):
         result = flight.message.result()
         if not result.agreed:
             self.drop()
-            told = self.mesh.allgather((flight.total, flight.rate))
+            told = self.mesh.allgather((flight.total, f"lr={flight.rate}, now {self.optimizer!r}"))
             raise ValueError(disagreement(flight.step, *zip(*told, strict=True)))
         if not math.isfinite(result.loss):
             self.drop()

@@ -1,7 +1,8 @@
 """What travels with the gradients and is summed as they are (`StepMessage`), and what a step returns (`StepResult`).
 
-Ranks must be given the same size of the global batch, by which each divides its gradient, and the same learning rate.
-Whether they were, every rank learns from the same message, before anything is updated (`AgreementCode`).
+Ranks must be given the same size of the global batch, by which each divides its gradient, and the same settings of the
+optimizer, such as the learning rate. Whether they were, every rank learns from the same message, before anything is
+updated (`AgreementCode`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from nn.core.layout import ALIGN
 from nn.core.network import Network
+from nn.optim.optimizers import Optimizer
 
 LOSS, OVERFLOW, CODE = 0, 1, 2  # places in a message's head; the code of what ranks agree on comes last
 
@@ -28,7 +30,7 @@ class StepResult(NamedTuple):
     loss : float
         Mean loss of the global batch; of ranks that train apart, this rank's estimate of it.
     agreed : bool
-        Whether all ranks were given one size of the global batch, and one learning rate.
+        Whether all ranks were given one size of the global batch, and have one optimizer.
     overflowed : bool
         Whether a value was too large for float16 on any rank.
     buffers : flat array or None
@@ -42,9 +44,9 @@ class StepResult(NamedTuple):
 
 
 class AgreementCode:
-    """A size of the global batch and a learning rate as numbers whose sum over addends shows whether all are the same.
+    """A size of the global batch and a checksum as numbers whose sum over addends shows whether all are the same.
 
-    The bits of the size, in which those of the rate flip others, are digits of the numbers in base addends + 1, so a
+    The bits of the size, of which those of the checksum flip some, are digits of the numbers in base addends + 1, so a
     sum of addends never carries: each digit of the sum counts the addends with that bit. If all have the same, every
     digit is 0 or the number of addends; if any two differ, some digit is neither. This is exact in float32 too, as a
     sum of sizes and of squares is not.
@@ -59,7 +61,7 @@ class AgreementCode:
     ----------
     elements : int
         Numbers of the code: 6 for 3 addends in float32.
-    encoded : (float, float, array)
+    encoded : (float, int, array)
         What was encoded last, and its code.
     """
 
@@ -68,15 +70,18 @@ class AgreementCode:
         digits = max(1, int((np.finfo(dtype).nmant + 1) / math.log2(addends + 1)))
         self.elements = -(-64 // digits)
         self.powers = (addends + 1.0) ** np.arange(digits)
-        self.encoded: tuple[float, float, np.ndarray] = math.nan, 0.0, np.empty(0)
+        self.encoded: tuple[float, int, np.ndarray] = math.nan, 0, np.empty(0)
 
-    def encode(self, size: float, rate: float = 0.0) -> np.ndarray:
-        """Return the numbers of a size and a rate, (elements,) float64; the size may be a sum of class weights."""
-        if (size, rate) != self.encoded[:2]:
-            first, second = np.unpackbits(np.array([[size], [rate]], np.float64).view(np.uint8), axis=1)
+    def encode(self, size: float, checksum: int = 0) -> np.ndarray:
+        """Return the numbers of a size and a checksum of 32 bits, (elements,) float64.
+
+        The size may be a sum of class weights.
+        """
+        if (size, checksum) != self.encoded[:2]:
+            both = np.array([size], np.float64).view(np.uint64) ^ np.uint64(checksum)
             bits = np.zeros(self.elements * len(self.powers))
-            bits[:64] = first ^ second[::-1]
-            self.encoded = size, rate, bits.reshape(self.elements, -1) @ self.powers
+            bits[:64] = np.unpackbits(both.view(np.uint8))
+            self.encoded = size, checksum, bits.reshape(self.elements, -1) @ self.powers
         return self.encoded[2]
 
     def agree(self, sums: np.ndarray) -> bool:
@@ -146,10 +151,10 @@ class StepMessage:
         """Return how many elements a vector has behind its gradients."""
         return -(-head_elements(addends, network.dtype) // ALIGN) * ALIGN + network.buffer_layout.size
 
-    def write(self, loss: float, samples: float, buffers: np.ndarray, rate: float = 0.0) -> None:
-        """Write the numbers of one addend, in a global batch of that size, whose gradient is applied at that rate."""
+    def write(self, loss: float, samples: float, buffers: np.ndarray, checksum: int = 0) -> None:
+        """Write the numbers of one addend, in a global batch of that size; the checksum is of the optimizer."""
         self.head[:CODE] = loss, 0
-        self.head[CODE:] = self.code.encode(samples, rate)
+        self.head[CODE:] = self.code.encode(samples, checksum)
         if buffers.size:
             self.buffers[:] = buffers
 
@@ -172,12 +177,20 @@ def head_elements(addends: int, dtype) -> int:
     return CODE + AgreementCode(addends, dtype).elements
 
 
-def disagreement(step: int, sizes: Sequence[float], rates: Sequence[float] = ()) -> str:
-    """Say which rank was given which size of the global batch, or learning rate; both in the order of ranks."""
-    if len(set(sizes)) == 1 and len(set(rates)) > 1:
+def checksum(optimizer: Optimizer) -> int:
+    """Return 32 bits that differ where any setting does: the rate, a momentum, what is frozen."""
+    values = [getattr(optimizer, name) for name in optimizer.__dataclass_fields__]
+    numbers = array("d", [value for value in values if isinstance(value, float | int)])
+    others = [value for value in values if value and not isinstance(value, float | int)]
+    return zlib.crc32(repr(others).encode() if others else b"", zlib.crc32(numbers.tobytes()))
+
+
+def disagreement(step: int, sizes: Sequence[float], optimizers: Sequence[str] = ()) -> str:
+    """Say which rank was given which size of the global batch, or optimizer; both in the order of ranks."""
+    if len(set(sizes)) == 1 and len(set(optimizers)) > 1:
         return (
-            f"step {step}: ranks disagree on the learning rate: {listed(rates)}. Nothing was updated; set "
-            "optimizer.lr alike on every rank, in callbacks on all of them and not on the one that writes"
+            f"step {step}: ranks disagree on the optimizer: {listed(optimizers)}. Nothing was updated; change its "
+            "settings, and what is frozen, alike on every rank: in callbacks on all of them, not on the one that writes"
         )
     return (
         f"step {step}: ranks disagree on the size of the global batch: {listed(sizes)}. Nothing was updated; "
@@ -185,14 +198,15 @@ def disagreement(step: int, sizes: Sequence[float], rates: Sequence[float] = ())
     )
 
 
-def listed(sizes: Sequence[float]) -> str:
-    """Say which ranks have which size, or rate."""
-    ranks: dict[float, list[int]] = {}
-    for rank, size in enumerate(sizes):
-        if not math.isnan(size):  # this rank has not made the step
-            ranks.setdefault(size, []).append(rank)
+def listed(values: Sequence[float | str]) -> str:
+    """Say which ranks have which size, or optimizer."""
+    ranks: dict[float | str, list[int]] = {}
+    for rank, value in enumerate(values):
+        if isinstance(value, str) or not math.isnan(value):  # this rank has not made the step
+            ranks.setdefault(value, []).append(rank)
+    texts = {value: value if isinstance(value, str) else f"{value:.12g}" for value in ranks}
     return "; ".join(
-        f"{size:.12g} on rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}" for size, who in ranks.items()
+        f"{texts[value]} on rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}" for value, who in ranks.items()
     )
 
 

@@ -32,13 +32,13 @@ def test_sums_of_codes_show_every_disagreement(dtype):
     for addends in 1, 2, 3, 33, 1000:
         code = AgreementCode(addends, dtype)
         for size in 1, 3, 64, 2**31 - 1, 4.5, 1e-3:
-            for rate in 0.0, 0.1:
-                sums = sum(code.encode(size, rate).astype(dtype) for _ in range(addends))
+            for checksum in 0, 2**32 - 5:
+                sums = sum(code.encode(size, checksum).astype(dtype) for _ in range(addends))
                 assert sums.dtype == dtype and code.agree(sums)
-                others = (size + 1, rate), (np.nextafter(size, np.inf), rate), (size - 2**-20, rate)
-                for other in (*others, (size, rate + 0.1), (size, np.nextafter(rate, 1.0))) if addends > 1 else ():
-                    wrong = (sums - code.encode(size, rate) + code.encode(*other)).astype(dtype)
-                    assert not code.agree(wrong), (addends, size, rate, other)
+                others = (size + 1, checksum), (np.nextafter(size, np.inf), checksum), (size - 2**-20, checksum)
+                for other in (*others, (size, checksum + 1), (size, 77)) if addends > 1 else ():
+                    wrong = (sums - code.encode(size, checksum) + code.encode(*other)).astype(dtype)
+                    assert not code.agree(wrong), (addends, size, checksum, other)
     for _ in range(200):  # the mean of the sizes may be one of them
         sizes, code = rng.integers(1, 9, 3), AgreementCode(3, dtype)
         sums = sum(code.encode(size) for size in sizes).astype(dtype)
@@ -97,14 +97,16 @@ def test_no_rank_updates_where_sizes_differ_though_their_mean_is_one_of_them(com
         assert (many.flat_parameters == before).all(), case
         assert np.isfinite(many.step(x, y, 4)), f"{case}: ranks go on together"
         many.settle()
-        before, steps, rate = many.digest(), many.steps, many.optimizer.lr  # a worker's parameters are a step older
-        many.optimizer.lr = 0.25 if comm.rank == 1 else rate  # as by a callback of that rank alone
-        wrong = rf"step {steps}: .* learning rate: {rate} on ranks 0, 2; 0.25 on rank 1. Nothing was updated"
-        with pytest.raises(ValueError, match=wrong):
-            many.step(x, y, 4)
-            many.step(x, y, 4)
-        assert many.digest() == before, case
-        many.optimizer.lr = rate
+        before, rate = many.digest(), many.optimizer.lr  # a worker's parameters are a step older
+        for name, value, back in ("lr", 0.25, rate), ("momentum", 0.5, 0.9), ("frozen", ("1.W",), ()):
+            steps = many.steps
+            setattr(many.optimizer, name, value if comm.rank == 1 else back)  # as by a callback of that rank alone
+            wrong = rf"step {steps}: .* optimizer: .*{rate}.* on ranks 0, 2; .*{name}=.* on rank 1. Nothing was updated"
+            with pytest.raises(ValueError, match=wrong):
+                many.step(x, y, 4)
+                many.step(x, y, 4)
+            assert many.digest() == before, (case, name)
+            setattr(many.optimizer, name, back)
         assert np.isfinite(many.step(x, y, 4)), f"{case}: ranks go on together"
         many.close()
 
