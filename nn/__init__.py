@@ -1,4 +1,4 @@
-"""A neural-network engine in NumPy, whose backprop you can read. It knows nothing of ranks or MPI.
+"""A neural-network engine in NumPy, whose backprop you can read. It knows nothing of MPI.
 
 Start with nn/core/layer.py (the contract of a layer), nn/core/context.py (what layers are told) and nn/layers/dense.py
 (the four equations of backprop), then nn/training/trainer.py.
@@ -12,11 +12,10 @@ from nn.analysis.gradcheck import gradcheck
 from nn.core.containers import Parallel, Recompute, Residual
 from nn.core.context import Group, LayerContext, MicroBatch, NetworkContext
 from nn.core.gradients import Gradient, Product, RowSum, ScatterAdd
-from nn.core.layer import Layer, Sequential, ShapeError, Spec, Split
+from nn.core.layer import Layer, Sequential, ShapeError, Spec
 from nn.core.layout import Layout, Region
 from nn.core.memory_pool import MemoryPool
 from nn.core.network import Network
-from nn.core.stages import stages
 from nn.data import Loader
 from nn.files.description import register
 from nn.files.model import FileError, Model, load, save
@@ -44,7 +43,7 @@ from nn.losses import (
     QuadraticLoss,
 )
 from nn.optim.clipping import ClipGlobalNorm, ClipNorm, ClipValue
-from nn.optim.lbfgs import LBFGS, QuasiNewton, Vectors
+from nn.optim.lbfgs import LBFGS, Vectors
 from nn.optim.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, RMSprop
 from nn.training.callbacks import EarlyStopping, Metrics, Progress, RestoreBest
 from nn.training.checkpoint_callback import KeepCheckpoints
@@ -115,7 +114,6 @@ __all__ = [
     "Product",
     "Progress",
     "QuadraticLoss",
-    "QuasiNewton",
     "RMSNorm",
     "RMSprop",
     "ReLU",
@@ -134,7 +132,6 @@ __all__ = [
     "SinusoidalPositions",
     "Softmax",
     "Spec",
-    "Split",
     "Tanh",
     "TiedLinear",
     "Trainer",
@@ -156,5 +153,4 @@ __all__ = [
     "register",
     "save",
     "schedules",
-    "stages",
 ]

@@ -1,7 +1,7 @@
 """First values of parameters: functions (Generator, shape) -> float64 array.
 
 Every array is drawn in full from its own stream (see Layout.initialize), then cast and sliced: the values
-never depend on the number of ranks, stages or shards. A weight's last axis counts outputs, the one before inputs, and
+never depend on where the slices are. A weight's last axis counts outputs, the one before inputs, and
 any axes in front are a convolution's kernel: (in, out) or (height, width, in, out).
 
 Sources: LeCun et al. 1998, Efficient BackProp; Glorot and Bengio 2010; He et al. 2015; Saxe et al. 2014 (orthogonal).

@@ -6,7 +6,7 @@ z is the network's output for this batch; its last axis holds the outputs of one
 one a position in (N, T, V). `value` is the sum of the rows' losses over `total`, `gz` its gradient with respect to z.
 
 `total` is what the caller says: for the mean over the **global** batch, the number of rows of that whole batch,
-wherever they are, or their total weight (`Loss.weighted`). Then sums over micro-batches, shards or ranks, uneven ones
+wherever they are, or their total weight (`Loss.weighted`). Then sums over micro-batches or shards, uneven ones
 included, need no correction.
 
 Values and gradients have the dtype of z. Each loss is a handful of NumPy calls: for a batch of ten they cost more than
@@ -200,7 +200,7 @@ class NLLLoss(Loss):
     -----
     With either, the mean divides by the **weights** of the rows that are not ignored, as PyTorch's reduction="mean"
     does: `total` is then the sum of `count(target)` over the global batch. `nn.fit` and `nn.evaluate` see to it; with
-    `trainer.step` on several ranks it is the argument `total_weight`.
+    `trainer.step` on a shard it is the argument `total_weight`.
     """
 
     targets = "classes"

@@ -7,7 +7,7 @@
 The record of an epoch then has "validation_top_5_accuracy" beside "validation_loss" and "validation_accuracy", and
 callbacks that choose (EarlyStopping, RestoreBest, KeepCheckpoints, Plateau) know that larger is better.
 
-Sums of values and their numbers are added up over batches and ranks, so that uneven batches need no correction.
+Sums of values and their numbers are added up over batches and shards, so that uneven batches need no correction.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MODES = ("min", "max")
 
 
 class Metric:
-    """The mean of `function(z, y)` over all rows, batches and ranks.
+    """The mean of `function(z, y)` over all rows, of all batches and shards.
 
     Parameters
     ----------

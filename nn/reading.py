@@ -91,8 +91,7 @@ def read_bytes(path: str | os.PathLike, limit: int) -> bytes:
 def free_memory(proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> int:
     """Bytes that this process may still use: those that the machine has available, at most the limit of a container.
 
-    Without NumPy, before there are ranks, parallel/launch/limits.py asks the same of cores and memory. Elsewhere than
-    on Linux there is no bound.
+    Elsewhere than on Linux there is no bound.
     """
     own = [words[2].lstrip("/") for line in _lines(f"{proc}/self/cgroup") if len(words := line.split(":", 2)) == 3]
     limits = [

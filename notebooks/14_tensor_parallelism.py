@@ -472,7 +472,7 @@ from parallel import TensorParallel
 
 limits = threadpool_limits(1, user_api="blas")
 trainer = TensorParallel(*work(), Communicator(MPI.COMM_WORLD))
-held = {name: list(array.shape) for name, array in trainer.held.layout.items(trainer.flat_parameters)}
+held = {name: list(array.shape) for name, array in trainer.local_network.layout.items(trainer.flat_parameters)}
 losses = train(trainer)
 state = {name: array for name, array in trainer.state_dict().items() if name.startswith("param/")}
 trainer.close()

@@ -1,7 +1,9 @@
 """The public names for type checkers; `__init__.py` imports each when it is first used."""
 
+from parallel.exchange.commanded.quasi_newton import QuasiNewton as QuasiNewton
 from parallel.mesh import Mesh as Mesh
 from parallel.mesh import ReplicaError as ReplicaError
+from parallel.state.sharded_checkpoints import ShardedCheckpoints as ShardedCheckpoints
 from parallel.strategies.check_strategy import check_death as check_death
 from parallel.strategies.check_strategy import check_strategy as check_strategy
 from parallel.strategies.data_parallel import CompressedDataParallel as CompressedDataParallel

@@ -23,22 +23,25 @@ from nn.core.network import Network, NotFinite
 from nn.data import Data
 from nn.losses import Loss
 from nn.optim.optimizers import SGD, Optimizer
+from nn.training.checkpoints import Checkpoints
 from nn.training.fit import Callback
 from nn.training.prediction import as_samples
-from nn.training.stored import Fragment
 from nn.training.trainer import Trainer, check_parts
 from parallel.exchange.base import Exchange
 from parallel.exchange.homes import homes_of
 from parallel.exchange.step_result import AgreementCode, StepResult, checksum, disagreement
 from parallel.mesh import Mesh, Ranks, ReplicaError, agree
 from parallel.passes.whole import Samples, Whole
+from parallel.run_trainer import RunTrainer
+from parallel.state.checkpoint_writer import RanksCheckpointWriter
+from parallel.state.fragments import Fragment
 
 __all__ = ["CheckReplicas", "DistributedTrainer", "ReplicaError", "agree", "data_facts"]
 
 GROUPS = ("data", "tensor", "space", "branch", "context")  # the axes along which layers may ask other ranks
 
 
-class DistributedTrainer(Trainer):
+class DistributedTrainer(RunTrainer):
     """`Trainer` on many ranks.
 
     Parameters
@@ -79,16 +82,16 @@ class DistributedTrainer(Trainer):
             raise ValueError(f"{name}: ranks that train apart do not skip a step together: build it without mixed")
         super().__init__(network, loss, optimizer, seed)
 
-    def hold(self, network):
-        return self.pass_.hold(network, self.mesh)
+    def make_local_network(self, network):
+        return self.pass_.make_local_network(network, self.mesh)
 
     def allocate(self) -> None:
         mesh, context = self.mesh, self.ctx.network_context
         self.suspects: list[tuple[int, np.ndarray]] = []  # what was computed when a loss was not finite
         self.pass_.start(mesh, self.network)
-        self.exchange.start(mesh, self.pass_, self.held, self.network, self.optimizer, self.buffers, self.seed)
+        self.exchange.start(mesh, self.pass_, self.local_network, self.network, self.optimizer, self.buffers, self.seed)
         self.shard, self.p, self.g = self.pass_.shard, self.exchange.p, self.exchange.g
-        context.before_layer = self.exchange.fetch
+        context.before_layer = self.exchange.before_layer
         context.groups |= {name: Ranks(ranks) for name in GROUPS if (ranks := getattr(mesh, name))}
         self.homes = homes_of(mesh, self.network, self.exchange)  # who has which part of the state
         self.pass_.join(self)
@@ -124,7 +127,7 @@ class DistributedTrainer(Trainer):
         self.begin_step()
         context, exchange, computed, loss = self.ctx.network_context, self.exchange, [], 0.0
         micro_batches = self.pass_.divide(len(x), total, accumulate)
-        context.factors = exchange.begin(self.updates, len(x), total, accumulate)
+        context.product_hooks = exchange.begin(self.updates, len(x), total, accumulate)
         try:
             for micro in micro_batches:
                 samples, targets = self.pass_.take(x, y, micro)
@@ -135,7 +138,7 @@ class DistributedTrainer(Trainer):
             self.buffers[:] = self.buffers_before
             raise
         finally:
-            context.on_gradients_ready, context.factors = None, {}
+            context.on_gradients_ready, context.product_hooks = None, {}
             if exchange.bad and not self.suspects:
                 self.suspects = computed
         loss, overflowed = self.read(result, total)
@@ -168,7 +171,7 @@ class DistributedTrainer(Trainer):
 
     def forward(self, x: np.ndarray, training: bool, micro: Samples | None = None) -> tuple[np.ndarray, object]:
         """(outputs, what backward needs); None for that where there are no samples, and none has to wait for others."""
-        network = self.held
+        network = self.local_network
         self.ctx.micro_batch.training, self.ctx.network_context.on_gradients_ready = training, self.exchange.part(micro)
         if len(x) or (training and self.everyone):
             return network.forward(self.p, x, self.ctx)
@@ -178,9 +181,9 @@ class DistributedTrainer(Trainer):
     def backward(self, gz: np.ndarray, saved: object) -> None:
         """Gradients of what went forward."""
         if saved is not None:
-            self.held.backward(self.p, self.g, gz, saved, self.ctx)
+            self.local_network.backward(self.p, self.g, gz, saved, self.ctx)
             if ready := self.ctx.network_context.on_gradients_ready:
-                ready(self.held.layout.size)  # whatever the root is
+                ready(self.local_network.layout.size)  # whatever the root is
 
     def read(self, result: StepResult, total: int) -> tuple[float, bool]:
         """(loss of the batch, whether float16 overflowed) from the sums.
@@ -303,7 +306,7 @@ class DistributedTrainer(Trainer):
             suspects, self.suspects = self.suspects, []
             raise self.bad_step(math.nan, suspects)
 
-    def meet(self, loss):
+    def synchronize(self, loss):
         if not self.exchange.apart:
             return loss
         self.settle()
@@ -354,14 +357,43 @@ class DistributedTrainer(Trainer):
             yield "loss_scale", self.loss_scale.array
         yield from self.homes.entries(self.running())
 
-    def fragments(self):
-        """As for Trainer (collective)."""
+    def fragments(self) -> Iterator[Fragment]:
+        """What this rank writes of a checkpoint that all write together (collective): together, each element once."""
         self.show_synchronized()
         if self.writer:
             yield Fragment("steps", np.array(self.steps))
             if self.loss_scale:
                 yield Fragment("loss_scale", self.loss_scale.array)
         yield from self.homes.fragments(self.running())
+
+    def named_parameters(self) -> Iterator[tuple[str, np.ndarray]]:
+        """As for Trainer.
+
+        Raises
+        ------
+        ValueError
+            Several ranks have parts of the arrays: `state_dict` gathers these.
+        """
+        if self.scattered:
+            raise ValueError(f"{self.name}: ranks have parts of the parameters; state_dict() gathers them on rank 0")
+        yield from super().named_parameters()
+
+    def checkpoint_writer(self, checkpoints: Checkpoints, background: bool = False) -> RanksCheckpointWriter:
+        return RanksCheckpointWriter(self, checkpoints, background)
+
+    def run_on_writer(self, write) -> None:
+        """As for Trainer (collective)."""
+        error = None
+        try:
+            if self.writer:
+                write(self)
+            else:
+                for _ in self.entries():  # sharded strategies gather
+                    pass
+        except (OSError, TypeError, ValueError) as failure:
+            error = failure
+        if self.sum([error is not None])[0]:
+            raise error or OSError("the first rank could not write the network")
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of all that training continues from; where it is gathered, all of it on rank 0, nothing elsewhere."""

@@ -148,7 +148,7 @@ def work(task: dict) -> None:
                 found["copying"].append(copying[0] / steps)
     for many, _, hooks in sides.values():
         for keeper in hooks[:1]:
-            keeper.termination.over()
+            keeper.termination.stop()
         many.close()
     world.Barrier()
     if world.rank == 0:

@@ -278,7 +278,7 @@ def planned(world, quick: bool) -> dict:
             for _ in range(count):
                 trainer.step(x[mine], y[mine], PLANNED_BATCH)
             taken = (time.perf_counter() - start) / count
-            trainer.meet(0.0)
+            trainer.synchronize(0.0)
             return taken
 
         return steps

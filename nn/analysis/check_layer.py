@@ -204,7 +204,7 @@ class _Case:
             elif not alike and (not training or not _has_buffers(self.network)):
                 self.fail(
                     f"in {'training' if training else 'evaluation'} the output of a sample depends on the others in "
-                    "its batch, so micro-batches and ranks would compute something else. Statistics of a batch need "
+                    "its batch, so micro-batches would compute something else. Statistics of a batch need "
                     "running ones for evaluation (Spec(buffer=True)); random numbers must come from ctx.random"
                 )
 
@@ -222,12 +222,12 @@ class _Case:
             self.fail("gradients of micro-batches do not add up to those of the batch: sum over samples, not the mean")
 
     def check_no_samples(self) -> None:
-        """A rank may have no sample of a last batch."""
+        """A shard of a last batch may have no sample."""
         try:
             y, _, g = self.compute(self.network, self.w, self.x[:0])
         except Exception as error:
             self.fail(
-                f"a batch without samples, which a rank may have, raises {type(error).__name__} ({error}): reshape to "
+                f"a batch without samples, which a shard may have, raises {type(error).__name__} ({error}): reshape to "
                 "given sizes, not to -1, and divide by nothing"
             )
         if not np.isfinite(y).all() or g.any():
@@ -293,8 +293,8 @@ class _Case:
             layers.update(known)
 
     def check_onnx(self) -> None:
-        """Where a form in ONNX is known, a file can be written."""
-        if type(self.layer) not in entries("onnx"):
+        """Where forms in ONNX are known, for layers inside too, a file can be written."""
+        if not all(type(each) in entries("onnx") for each in _all(self.layer)):
             return
         network = Network(self.layer, self.in_shape, np.float32)
         with tempfile.TemporaryDirectory() as folder:

@@ -105,7 +105,7 @@ def _check_total(loss: Loss, z: np.ndarray, target: np.ndarray) -> None:
     for what, whole, part in (("value", value, half), ("gradient", gz, g_half)):
         if not np.allclose(whole, 2 * np.asarray(part), NEAR, NEAR):
             raise AssertionError(
-                f"{loss!r}: the {what} must be divided by `total`, the size of the whole batch on all ranks, and not "
+                f"{loss!r}: the {what} must be divided by `total`, the size of the whole global batch, and not "
                 "by the number of samples that it is given"
             )
 
@@ -127,12 +127,12 @@ def _check_kinds(loss: Loss, z: np.ndarray, target: np.ndarray) -> None:
 
 
 def _check_edges(loss: Loss, z: np.ndarray, target: np.ndarray) -> None:
-    """No samples, which a rank may have; and NaN, which must not be lost."""
+    """No samples, which a shard may have; and NaN, which must not be lost."""
     try:
         value, gz = loss(z[:0], target[:0], len(z), _context())
     except Exception as error:
         raise AssertionError(
-            f"{loss!r}: a batch without samples, which a rank may have, raises {type(error).__name__} ({error})"
+            f"{loss!r}: a batch without samples, which a shard may have, raises {type(error).__name__} ({error})"
         ) from error
     if value != 0 or gz.shape != z[:0].shape:
         raise AssertionError(f"{loss!r}: of a batch without samples the value is {value}, and not 0")

@@ -1,4 +1,4 @@
-"""Is an optimizer one that trainers can rely on, on one process and on shards? See check_layer.py.
+"""Is an optimizer one that trainers can rely on, of a whole buffer and of slices of it? See check_layer.py.
 
 nn.check_optimizer(MyOptimizer(lr=0.1))
 """
@@ -19,7 +19,7 @@ from nn.initializers import normal
 from nn.optim.optimizers import Optimizer
 
 STEPS, NEAR = 5, 1e-10
-PATIENCE = 30  # seconds: shards that ask for other sums than the others wait no longer
+PATIENCE = 30  # seconds: slices that ask for other sums than the others wait no longer
 SPECS = {
     "0": {"W": Spec((5, 7), normal(1.0)), "b": Spec((7,), normal(1.0), decay=False)},
     "1": {"W": Spec((7, 3), normal(1.0))},
@@ -27,7 +27,7 @@ SPECS = {
 
 
 def check_optimizer(optimizer: Optimizer, seed: int = 0) -> None:
-    """Check an optimizer: it minimises, keeps nothing, leaves padding zero, and works on shards.
+    """Check an optimizer: it minimises, keeps nothing, leaves padding zero, and works on slices of a buffer.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def check_optimizer(optimizer: Optimizer, seed: int = 0) -> None:
         case.check_padding_and_dtypes,
         case.check_minimises,
         case.check_decay,
-        case.check_shards,
+        case.check_slices,
         case.check_copies,
     ):
         check()
@@ -147,29 +147,29 @@ class _Case:
         if np.array_equal(before["0.W"], after["0.W"]):
             self.fail("weight_decay does nothing: a decayed parameter moves although its gradient is zero")
 
-    def check_shards(self) -> None:
-        """Updates of shards, each by a rank with sums over all of them, are those of the whole."""
+    def check_slices(self) -> None:
+        """Updates of slices, each by a thread with sums over all of them, are those of the whole."""
         expected, expected_slots = self.train(self.optimizer)
         cuts = [0, ALIGN, self.layout.size // 2 // ALIGN * ALIGN, self.layout.size]
         regions = [self.layout.region(lo, hi) for lo, hi in pairwise(cuts)]
         w, slots = self.start.copy(), self.slots(self.layout.size, np.float64)
         for step, g in enumerate(self.gradients):
-            self.update_shards(regions, w, g.copy(), slots, step)
+            self.update_slices(regions, w, g.copy(), slots, step)
         if not np.allclose(w, expected, NEAR, NEAR) or any(
             not np.allclose(slots[name], slot, NEAR, NEAR) for name, slot in expected_slots.items()
         ):
             self.fail(
-                "updates of shards, as ZeRO makes them, are not those of the whole: entries must not depend on their "
-                "place in w, and norms are summed by sum_over_ranks"
+                "updates of slices, as ZeRO makes them, are not those of the whole: entries must not depend on their "
+                "place in w, and norms are summed by sum_over_slices"
             )
 
-    def update_shards(self, regions: list[Region], w, g, slots, step: int) -> None:
-        """One step, with a thread for each shard."""
+    def update_slices(self, regions: list[Region], w, g, slots, step: int) -> None:
+        """One step, with a thread for each slice."""
         barrier, sums, errors = threading.Barrier(len(regions)), {}, []
 
-        def work(rank: int, region: Region) -> None:
-            def sum_over_ranks(array: np.ndarray) -> None:
-                sums[rank] = array.copy()
+        def work(index: int, region: Region) -> None:
+            def sum_over_slices(array: np.ndarray) -> None:
+                sums[index] = array.copy()
                 barrier.wait(PATIENCE)
                 total = sum(sums[r] for r in range(len(regions)))
                 barrier.wait(PATIENCE)
@@ -178,7 +178,7 @@ class _Case:
             here = slice(region.lo, region.hi)
             try:
                 part = {name: slot[here] for name, slot in slots.items()}
-                self.optimizer.update(w[here], g[here], part, step, region, sum_over_ranks)
+                self.optimizer.update(w[here], g[here], part, step, region, sum_over_slices)
             except BaseException as error:
                 errors.append(error)
                 barrier.abort()
@@ -190,7 +190,7 @@ class _Case:
             thread.join()
         if errors:
             error = next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
-            self.fail(f"an update of a shard raises {type(error).__name__} ({error})")
+            self.fail(f"an update of a slice raises {type(error).__name__} ({error})")
 
     def check_copies(self) -> None:
         expected = self.train(self.optimizer)[0]

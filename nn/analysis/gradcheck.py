@@ -52,7 +52,7 @@ def gradcheck(
         Of parameters, upstream gradient and directions.
     directions : int
         How many directions to try; the worst counts.
-    setup : callable (Run) or None
+    setup : callable (LayerContext) or None
         Changes what layers are told, such as `ctx.micro_batch.training`.
     target : array (N, ...) or None
         Of a loss, what the outputs are compared with.

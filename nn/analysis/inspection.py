@@ -296,7 +296,7 @@ def find_learning_rate(
         for i, (x, y, total) in zip(range(steps), batches, strict=False):
             trainer.optimizer.lr = low * (high / low) ** (i / max(1, steps - 1))
             try:
-                loss = trainer.meet(trainer.step(x, y, total))
+                loss = trainer.synchronize(trainer.step(x, y, total))
             except NonFiniteLoss:
                 break
             if validation is not None and not math.isfinite(loss := evaluate(trainer, validation)["loss"]):

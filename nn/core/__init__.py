@@ -9,7 +9,6 @@
 | layout.py | where parameters lie: one order, many flat buffers |
 | containers.py | layers made of layers: residual, branches, recomputation |
 | network.py | a layer with an input shape: one pass forward and backward |
-| stages.py, parts.py | a network cut between layers, and tensors cut among ranks |
 | mixed_precision.py | what is kept until backward, and sent, as float16 |
 | memory_pool.py | memory for activations that is taken again at every step |
 """

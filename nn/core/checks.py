@@ -26,14 +26,14 @@ class Checks:
     ----------
     dtype : NumPy dtype
         Of the network.
-    whole : bool
-        Whether its layers have whole arrays, and not parts of them.
+    shapes : bool
+        Whether arrays have the shapes that specs say: see Network.checks_shapes.
     """
 
-    __slots__ = ("dtype", "ids", "sample", "seen", "whole")
+    __slots__ = ("dtype", "ids", "sample", "seen", "shapes")
 
-    def __init__(self, dtype: np.dtype, whole: bool):
-        self.dtype, self.whole, self.ids = dtype, whole, False
+    def __init__(self, dtype: np.dtype, shapes: bool):
+        self.dtype, self.shapes, self.ids = dtype, shapes, False
         self.seen: set[bool] = set()  # whether the forward passes that were looked at were for training
         self.sample: tuple[int, ...] = ()
 
@@ -74,8 +74,8 @@ class Checks:
             raise TypeError(f"{_name(ctx)}: {what} is a workspace, which the next layer overwrites: take ctx.empty")
 
     def compares(self, ctx: Any) -> bool:
-        """Whether arrays have the shapes of specs, and are not parts of them: no ranks compute this layer together."""
-        return self.whole and ctx.network_context.groups.keys() <= {"data"}
+        """Whether arrays have the shapes that specs say, which they have not where a group computes one layer."""
+        return self.shapes and ctx.network_context.groups.keys() <= {"data"}
 
     def backward(self, p: Any, gy: np.ndarray, saved: Any, ctx: Any) -> tuple[np.ndarray | None, dict]:
         """Run the layer's backward, and look at its result."""

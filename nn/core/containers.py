@@ -80,6 +80,14 @@ class Parallel(Layer):
     ----------
     *layers : Layer
         Their outputs agree in all axes but the last.
+
+    Examples
+    --------
+    Two tables of the same ids:
+
+    >>> import nn
+    >>> nn.Parallel(nn.Embedding(9, 4), nn.Embedding(9, 2)).specs((3,))[1]
+    (3, 6)
     """
 
     output = gradient = "new"

@@ -1,10 +1,10 @@
 """What layers are told about a pass, and what they ask for while they compute.
 
 LayerContext    one for each layer: its place in the network, its statistics, what it may overwrite
-NetworkContext  one for all layers of a network: memory, seed, groups of ranks, hooks
+NetworkContext  one for all layers of a network: memory, seed, groups of processes, hooks
 MicroBatch      one for each set of samples in flight: which samples they are, and where their gradients go
 
-A layer asks its context for everything: memory for results, random numbers, other ranks. It describes its gradients
+A layer asks its context for everything: memory for results, random numbers, sums over a group. It describes gradients
 (nn/core/gradients.py), and the context has them made: so whoever trains decides how all of that is done, and when.
 """
 
@@ -25,40 +25,40 @@ Shape = tuple[int, ...]
 
 
 class Group:
-    """Ranks that compute something together. This is a rank by itself; `parallel` has those of several ranks.
+    """Processes that compute something together: here one, by itself. `parallel` has groups of several.
 
-    Every rank of a group takes part in every call, in the same order, with arrays of one shape and dtype, and they
-    travel as they are. Activations, and their gradients, that are moved and not summed go by `LayerContext.moved`.
+    Every member takes part in every call, in the same order, with arrays of one shape and dtype.
 
     Attributes
     ----------
     size, rank : int
-        How many there are, and which of them this is.
+        The number of members, and which of them this is.
     """
 
     size, rank = 1, 0
 
     def sum(self, array: np.ndarray) -> None:
-        """Sum over the ranks, in place."""
+        """Sum over the members, in place."""
 
     def maximum(self, array: np.ndarray) -> None:
-        """The largest over the ranks, entry by entry, in place."""
+        """Take the largest over the members, entry by entry, in place."""
 
     def gather(self, array: np.ndarray) -> np.ndarray:
-        """The arrays of all ranks, in their order: (size, *array.shape)."""
+        """Return the arrays of all members, in their order: (size, *array.shape)."""
         return array[None]
 
     def sum_part(self, array: np.ndarray) -> np.ndarray:
-        """This rank's entry of the sum over the ranks of an array (size, ...)."""
+        """Return this member's entry of the sum of an array (size, ...)."""
         return array[0]
 
     def swap(self, array: np.ndarray) -> np.ndarray:
-        """What every rank has for this one, in their order: entry r of an array (size, ...) goes to rank r."""
+        """Return what every member has for this one: entry r of an array (size, ...) goes to member r."""
         return array
 
 
 ALONE = Group()
-# What ranks of a group share: the samples of a batch, the parts of tensors, the rows of images, a network's branches.
+# What members of a group share: the samples of a batch, a layer's arrays, the rows of images, a network's branches, the
+# positions of sequences.
 AXES = ("data", "tensor", "space", "branch", "context")
 
 
@@ -122,7 +122,7 @@ class NetworkContext:
     input_gradient : bool
         Whether dLoss/dx of the whole network is needed: of a stage of a pipeline, for instance.
     groups : dict of Group
-        Other ranks by what they share: one of AXES. See LayerContext.group.
+        By what their members share: one of AXES. See LayerContext.group.
     before_layer : callable (LayerContext) or None
         Called before a layer is run, forward or backward.
     after_forward : callable (path, layer, y) or None
@@ -131,22 +131,22 @@ class NetworkContext:
         Called with the length of the prefix of finished gradients.
     mixed_precision : MixedPrecision or None
         Keeps activations as float16 (nn/core/mixed_precision.py).
-    factors : dict of callables (x, gy)
-        By the full name of a gradient that is a product of matrices: takes the factors x and gy (one row for each
-        sample), and multiplies them later or elsewhere.
+    product_hooks : dict of callables (x, gy)
+        By the full name of a gradient that is a product of matrices x.T @ gy, with a row for each sample: called with
+        these factors, and nothing is multiplied or written here.
     """
 
     __slots__ = (
         "after_forward",
         "before_layer",
         "dtype",
-        "factors",
         "groups",
         "input_gradient",
         "micro_batch",
         "mixed_precision",
         "on_gradients_ready",
         "pool",
+        "product_hooks",
         "seed",
     )
 
@@ -159,25 +159,7 @@ class NetworkContext:
         self.before_layer: Callable[[LayerContext], None] | None = None
         self.after_forward: Callable[[str, Any, np.ndarray], None] | None = None
         self.on_gradients_ready: Callable[[int], None] | None = None
-        self.factors: dict[str, Callable[[np.ndarray, np.ndarray], None]] = {}
-
-    def wire(self, dtype) -> np.dtype:
-        """The dtype with which an activation of `dtype` travels between ranks: in training that in which it is kept."""
-        return np.dtype(np.float16 if self.mixed_precision and self.micro_batch.training else dtype)
-
-    def packed(self, array: np.ndarray, gradient: bool = False) -> np.ndarray:
-        """An activation, or the gradient of one, as it travels."""
-        mixed = self.mixed_precision
-        if self.wire(array.dtype) == array.dtype:
-            return array
-        return mixed.pack(array, mixed.scale if gradient else 1.0)
-
-    def unpacked(self, array: np.ndarray, dtype, gradient: bool = False) -> np.ndarray:
-        """An array of `dtype` from one that a rank has packed."""
-        if array.dtype != np.float16:
-            return array
-        mixed = self.mixed_precision
-        return mixed.unpack(array, dtype, mixed.scale if gradient else 1.0)
+        self.product_hooks: dict[str, Callable[[np.ndarray, np.ndarray], None]] = {}
 
 
 class LayerContext:
@@ -273,8 +255,8 @@ class LayerContext:
         """Return numbers drawn uniformly from [0, 1) for a batch of `shape` (N, ...), with the dtype of the network.
 
         They depend on seed, step, layer, `name` and the sample's index in the global batch only: so they are the same
-        on any number of ranks, for any cut into micro-batches, and when activations are computed again (Recompute). Two
-        draws of one layer need two names.
+        for any cut of the batch into micro-batches and shards, and when activations are computed again (Recompute).
+        Two draws of one layer need two names.
         """
         size, dtype = math.prod(shape[1:]), self.network_context.dtype
         digits = np.finfo(dtype).nmant + 1
@@ -284,9 +266,9 @@ class LayerContext:
         return numbers.reshape(shape)
 
     def group(self, name: str) -> Group:
-        """Return the ranks that share what `name` says with this one: one of AXES."""
+        """Return the processes that share what `name` says, one of AXES, with this one."""
         if name not in AXES:
-            raise ValueError(f"layer {self.path}: ranks share {' or '.join(AXES)}, not {name!r}")
+            raise ValueError(f"layer {self.path}: a group shares {' or '.join(AXES)}, not {name!r}")
         return self.network_context.groups.get(name, ALONE)
 
     # ------------------------------------------------------------------------------------ for a container's author
@@ -351,7 +333,7 @@ class LayerContext:
         if batch.deferred is not None:
             for name, gradient in gradients.items():
                 batch.deferred.append((self._write, (arrays[name], name, self._lasting(name, gradient))))
-        elif context.factors:
+        elif context.product_hooks:
             for name, gradient in gradients.items():
                 self._write(arrays[name], name, gradient)
         else:
@@ -362,7 +344,7 @@ class LayerContext:
     def _write(self, array: np.ndarray, name: str, gradient: Gradient) -> None:
         context = self.network_context
         if type(gradient) is Product and gradient.a.ndim == 2:
-            take = context.factors.get(f"{self.path}.{name}" if self.path else name)
+            take = context.product_hooks.get(f"{self.path}.{name}" if self.path else name)
             if take:
                 take(gradient.a.T, gradient.b)
                 return
@@ -411,14 +393,6 @@ class LayerContext:
     def ones(self, n: int, dtype) -> np.ndarray:
         """Return a vector of n ones; not to be written."""
         return self.network_context.pool.ones(n, dtype)
-
-    def moved(self, move: Callable[[np.ndarray], np.ndarray], array: np.ndarray, gradient: bool = False) -> np.ndarray:
-        """What `move`, a Group's gather or swap, makes of an activation, or of the gradient of one.
-
-        What is not summed travels as it is kept: as float16 in mixed precision. Terms of a sum do not.
-        """
-        context = self.network_context
-        return context.unpacked(move(context.packed(array, gradient)), array.dtype, gradient)
 
     def random_bits(self, samples: int, counts: int, name: str = "") -> Iterator[tuple[slice, np.ndarray]]:
         """Yield (rows of the batch, their random numbers): (rows, 4 counts) uint64, from counted streams.

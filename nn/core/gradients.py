@@ -4,7 +4,7 @@
 
 A gradient is an array, or what it can be made of: `Product`, `RowSum`, `ScatterAdd`, or a function that adds it to an
 array. So a layer never asks whether gradients are written or added (micro-batches), made now or later (zero-bubble
-pipelines), or not made at all, because another rank multiplies the factors: `LayerContext` decides, `write_gradient`
+pipelines), or not made here, because a hook takes the factors of a product: `LayerContext` decides, `write_gradient`
 does.
 """
 

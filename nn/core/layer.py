@@ -22,15 +22,14 @@ concern: a pass can ask for dLoss/dx first, which the stage before waits for, an
 Then workspaces last, and a description reads no parameters, which may have changed by then.
 
 Names. An array's full name, such as "2.W", says which random numbers it is drawn from; a dropout layer's path, which
-masks it draws. A Sequential counts from `first`, so a stage of a network (stages.py) draws what the whole one does.
+masks it draws. A Sequential counts from `first`, so a stage of a network draws what the whole one does.
 
-Sizes. A Spec has the shape of the whole array, and `split` says how it may be cut into parts (parts.py). So forward and
-backward of a layer that may be cut take sizes from the arrays in p, and compute with a part as with the whole: its
-share of the outputs, or a result that is to be summed. An array that is added to such a sum, and whole on every rank,
-may be missing in p: then it is added elsewhere, once.
+Sizes. Built-in layers take sizes from the arrays in p, not from their attributes, and compute with some columns, rows
+or heads of an array as with all of it: the outputs that these make. A bias that is added to a sum may be missing in p.
+So `parallel` lets several processes compute one layer, and no layer knows of it.
 
-Other ranks. A layer reaches them by `ctx.group(name)` only: a sum, a maximum, a gather, and their like. One that says
-`channelwise` can be given some of the channels of x, the last axis, and makes those of y.
+Groups. A layer that needs other processes (statistics over a batch that they share) reaches them by `ctx.group(name)`
+only. One that says `channelwise` can be given some of the channels of x, the last axis, and makes those of y.
 
 Containers. A layer with `children()` runs them by `ctx.children[i].forward(p[i], x)` and `.backward(p[i], gy, saved)`,
 which take the children's gradients; it has no parameters of its own.
@@ -54,27 +53,6 @@ Initializer = Callable[[np.random.Generator, Shape], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Split:
-    """How an array may be cut into parts, for ranks that compute one layer together (nn/core/parts.py).
-
-    Parameters
-    ----------
-    axis : int
-        The axis that is cut.
-    blocks : int
-        Along it lie so many blocks of one size, and every part gets its share of each: 3 where queries, keys and values
-        are one matrix.
-    units : int
-        What a block consists of and is never cut, such as heads; all parts get equally many. 0: single entries, of
-        which parts may have one more or less.
-    """
-
-    axis: int
-    blocks: int = 1
-    units: int = 0
-
-
-@dataclass(frozen=True)
 class Spec:
     """One array that a layer needs.
 
@@ -90,8 +68,6 @@ class Spec:
     tied : str
         Full name, such as "0.W", of the array of an earlier layer that this one **is**: one array and one gradient,
         to which both layers add. It must have this shape, and each of the layers no other parameters.
-    split : Split or None
-        How it may be cut; None: it is whole on every rank. `shape` is always that of the whole array.
     """
 
     shape: Shape
@@ -99,7 +75,6 @@ class Spec:
     decay: bool = True
     buffer: bool = False
     tied: str = ""
-    split: Split | None = None
 
     def __post_init__(self):
         if not all(isinstance(n, (int, np.integer)) for n in self.shape):
@@ -109,11 +84,6 @@ class Spec:
                 f"first values, here of an array of shape {self.shape}, come from a function (rng, shape) -> array, "
                 f"such as nn.initializers.he, given {self.init!r:.80}"
             )
-        if (split := self.split) is None:
-            return
-        size = self.shape[split.axis] if 0 <= split.axis < len(self.shape) else 0
-        if split.blocks < 1 or not size or size % (split.blocks * (split.units or 1)):
-            raise ShapeError(f"an array of shape {self.shape} does not consist of what {split} says")
 
 
 class Layer(Configured):
@@ -131,10 +101,10 @@ class Layer(Configured):
     ids : bool
         Whether x holds integer ids; every other layer takes floats of the network's dtype.
     channelwise : bool
-        Whether each entry of the last axis of y is made of that entry of x alone, whatever their number: then ranks can
-        have some of them each.
+        Whether each entry of the last axis of y is made of that entry of x alone, whatever their number: then a layer
+        may be given some of them.
     synchronized : bool
-        Whether it takes statistics over all ranks that share a batch, so that every one of them has to be there.
+        Whether it takes statistics over a group that shares a batch, so that every member has to take part.
     """
 
     output = gradient = "kept"
@@ -202,7 +172,7 @@ class Sequential(Layer):
     ----------
     *layers : Layer
     first : int
-        The first one's position: that which it has in a whole network of which these are a stage (nn/core/stages.py).
+        The first one's position: that which it has in a whole network of which these are a stage.
     """
 
     constraints = {"first": Number(0, whole=True)}

@@ -1,12 +1,11 @@
 """One layout, many flat buffers: name -> (offset, shape).
 
-The same layout serves parameters, gradients, optimizer moments, weight versions, shards and checkpoints. Entries stand
-in **backward completion order** (last layer first), so that the gradients that are finished at any moment are a growing
-prefix of the buffer, and what is sent to other ranks is a slice: nothing is ever packed.
+The same layout serves parameters, gradients, optimizer moments and checkpoints. Entries stand in **backward completion
+order** (last layer first), so that the gradients that are finished at any moment are a growing prefix of the buffer,
+and a bucket of gradients is a slice.
 
-Layouts of a pipeline's stages, last stage first, are the whole network's, but for what a stage borrows: an array that
-its layers are tied to and that belongs to an earlier stage stands at the end, under its owner's name. Of tensors that
-are cut (nn/core/parts.py), every part has a layout with the same names.
+Layouts of a pipeline's stages, last stage first, are the whole network's, except for what a stage borrows: an array
+that its layers are tied to and that belongs to an earlier stage stands at the end, under its owner's name.
 """
 
 from __future__ import annotations
@@ -36,7 +35,9 @@ class Layout:
     names : iterable of str
         Of all arrays of the network of which these are a stage; empty where it is all of it.
     room : dict of int, or None
-        By full name, for how many elements there is to be room, where that is more than an array has.
+        By full name, the number of elements to reserve, where that is more than an array has.
+    duplicates : iterable of str
+        Names of entries that another layout has as well, and counts.
 
     Attributes
     ----------
@@ -50,8 +51,8 @@ class Layout:
         Full name such as "2.W" -> Spec, and -> slice of the buffer. A tied array is there once, under its owner's name.
     borrowed : set of str
         Names of the entries that another layout has as well, and counts: their owner's.
-    replicas : set of str
-        Names of the entries that are whole on every rank, and that another one counts: of parts, the first.
+    duplicates : set of str
+        As given.
     shared : set of str
         Paths of the layers whose array has had a user before them in the backward pass (Spec.tied).
     names : tuple of str
@@ -70,6 +71,7 @@ class Layout:
         borrowed: Mapping[str, Spec] | None = None,
         names: Iterable[str] = (),
         room: Mapping[str, int] | None = None,
+        duplicates: Iterable[str] = (),
     ):
         self._tree = specs
         self._buffers, self._room = buffers, room or {}
@@ -82,7 +84,7 @@ class Layout:
         self._place(specs, "")
         self.own, self.count = self.size, sum(math.prod(spec.shape) for spec in self.specs.values())
         self.borrowed: set[str] = set()
-        self.replicas: set[str] = set()
+        self.duplicates = set(duplicates)
         if not buffers:
             owners = {owner for owner, _ in self._ties.values()} - self.specs.keys()
             self._borrow({name: spec for name, spec in (borrowed or {}).items() if name in owners})
@@ -175,7 +177,7 @@ class Layout:
         return np.zeros(self.size, dtype)
 
     def initialize(self, buffer: np.ndarray, seed: int) -> None:
-        """Draw every entry in full from SeedSequence(seed, its name): the same on any number of ranks."""
+        """Draw every entry from SeedSequence(seed, its name): the same whatever else the layout holds."""
         buffer[...] = 0
         for name, array in self.items(buffer):
             array[...] = self.draw(name, seed)
@@ -207,7 +209,7 @@ class Layout:
 
 
 class Region:
-    """The entries in a slice of a buffer, for optimizers that work on a shard.
+    """The entries in a slice of a buffer, for optimizers that update only that.
 
     Attributes
     ----------
@@ -218,9 +220,9 @@ class Region:
     decayed : list of slice
         Where weight decay applies, neighbours joined (padding included: it is zero and stays so).
     elsewhere : set of str
-        Names of entries that another layout has as well, and counts: what is borrowed, and replicas.
+        Names of entries that another layout has as well, and counts: what is borrowed, and duplicates.
     owned : list of slice
-        What counts in a norm over several layouts, of a pipeline's stages or of parts of tensors: all others.
+        What counts in a norm over several layouts, such as those of a pipeline's stages: all others.
     blocks : (settings, list)
         How an optimizer with these settings goes through the region: kept from update to update.
     """
@@ -228,7 +230,7 @@ class Region:
     def __init__(self, layout: Layout, lo: int, hi: int):
         self.lo, self.hi = lo, hi
         self.names = layout.names
-        self.elsewhere = layout.replicas | layout.borrowed
+        self.elsewhere = layout.duplicates | layout.borrowed
         self.owned = [slice(0, max(0, min(hi, layout.own) - lo))]
         self.tensors = []
         self.decayed: list[slice] = []
@@ -243,7 +245,7 @@ class Region:
                 if self.decayed and a - self.decayed[-1].stop < ALIGN:
                     a = self.decayed.pop().start
                 self.decayed.append(slice(a, b))
-        if layout.replicas:
+        if layout.duplicates:
             self.owned = [part for name, part, _ in self.tensors if name not in self.elsewhere]
 
 

@@ -4,9 +4,8 @@ A layer computes in the network's dtype and knows nothing of this. `MixedPrecisi
 activations that a layer has saved, and before the layer's backward `MixedPrecision.restore` makes them what they were:
 so the activations of a network take half the memory until backward comes. The input of a layer with parameters is
 rounded to float16, too, and so is the gradient that it gets, as on a machine that multiplies float16: operands of
-products fit float16, their results are float32. The same is done between the children of the root. So an activation
-that passes from stage to stage of a pipeline, or is gathered before a layer that ranks compute together, is a float16
-already: it is sent as such (NetworkContext.packed), and many ranks compute what one does.
+products fit float16, their results are float32. The same is done between the children of the root, so that an
+activation that passes from stage to stage of a pipeline is a float16 already.
 
 Gradients are small, and float16 ends at 6e-8; so they are multiplied by a **loss scale**, a power of two, when they
 become float16, and divided by it when they are float32 again. That is the same, bit for bit, as a loss multiplied by it
@@ -84,7 +83,7 @@ class MixedPrecision:
         """What a layer with the output y has saved, with float16 for its activations; one that two save stays one."""
         if not self.training:
             return saved
-        least = min(2, y.shape[-1])  # on a rank with one channel, an activation has one number a row, too
+        least = min(2, y.shape[-1])  # of an output of one channel, an activation has one number a row, too
         return _each(saved, lambda array: self._kept(array, least))
 
     def restore(self, p: Any, gy: np.ndarray, saved: Any, ctx) -> tuple[np.ndarray, Any]:

@@ -20,9 +20,8 @@ Several micro-batches in flight, as pipelines have them, and backward in two hal
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +32,6 @@ from nn.core.layer import Layer, Shape, ShapeError, check_layers, check_tree, ch
 from nn.core.layout import Layout
 from nn.core.memory_pool import MemoryPool
 from nn.core.mixed_precision import MixedPrecision
-from nn.core.parts import check_part, chosen, largest, part_specs
 
 
 class NotFinite(NamedTuple):
@@ -77,17 +75,14 @@ class Network:
 
     Attributes
     ----------
-    given : tuple of int
-        Shape of one sample as it comes: in_shape, but for a stage of a part, which may be given a part of it.
     out_shape, training_shape : tuple of int
         Of the output for one sample, in evaluation and in training: they differ where classifiers inside the network
         help to train it.
     layout, buffer_layout : Layout
         Of trained parameters, and of running statistics.
-    whole : Layout
-        Of whole parameters, where `layout` is that of a part; otherwise the same.
-    whole_buffers : Layout
-        The same of running statistics.
+    checks_shapes : bool
+        Whether layers are given arrays of the shapes that their specs say, so that the first passes compare them. False
+        where a layout has some rows or columns of arrays.
 
     Raises
     ------
@@ -96,6 +91,8 @@ class Network:
     TypeError, ValueError
         If a layer hides the layers that it holds, or stands in two places.
     """
+
+    checks_shapes = True
 
     def __init__(
         self,
@@ -117,17 +114,16 @@ class Network:
         self.root, self.in_shape, self.name, self.mixed = root, tuple(map(int, in_shape)), name, mixed
         if dtype not in ("float32", "float64", np.float32, np.float64):
             raise TypeError(f"Network: dtype must be float32 or float64, given {dtype!r:.80}")
-        self.dtype, self.given = np.dtype(dtype), self.in_shape
+        self.dtype = np.dtype(dtype)
         self.specs, self.out_shape = (
             child_specs("", root, self.in_shape) if not root.children() else root.specs(self.in_shape)
         )
         self.training_shape = root.training_shape(self.in_shape)
         self.takes_ids = takes_ids(root)
         self.layout = Layout(self.specs, borrowed=whole and whole.specs, names=whole.names if whole else ())
-        self.whole = self.layout
         for layer in _all_layers(root):
             layer.fix()
-        self.whole_buffers = self.buffer_layout = Layout(self.specs, buffers=True)
+        self.buffer_layout = Layout(self.specs, buffers=True)
 
     @property
     def precision(self) -> str:
@@ -137,37 +133,6 @@ class Network:
     def __repr__(self):
         shapes, count = f"{self.in_shape} -> {self.out_shape}", f"{self.layout.count:,} parameters"
         return f"Network({self.name}: {shapes}, {count}, {self.precision})"
-
-    def part(self, index: int, count: int, only: Iterable[str] | None = None) -> Network:
-        """This network with part `index` of `count` of all arrays that may be cut: the same layers, another layout.
-
-        Shapes of samples stay those of the whole network; who puts the layers' partial results together is not told
-        here. What joins the parts and takes them apart is in parts.py.
-
-        Parameters
-        ----------
-        index, count : int
-        only : paths of layers, or None
-            Those, and the layers inside, whose arrays are cut; None for all.
-
-        Raises
-        ------
-        ShapeError
-            An array has not enough units, or not a multiple of `count` heads.
-        """
-        check_part(index, count)
-        specs, borrowed = chosen(self.specs, {name: self.whole.specs[name] for name in self.whole.borrowed}, only)
-        other = copy.copy(self)
-        names = self.layout.names
-        other.whole = whole = Layout(specs, borrowed=borrowed, names=names)
-        other.specs = part_specs(specs, whole.specs, index, count)
-        parts, room = part_specs(borrowed, whole.specs, index, count), largest(whole.specs, count)
-        other.layout = Layout(other.specs, borrowed=parts, names=names, room=room)
-        if index:
-            other.layout.replicas = {name for name, spec in whole.specs.items() if spec.split is None}
-        other.whole_buffers = Layout(specs, buffers=True)
-        other.buffer_layout = Layout(other.specs, buffers=True, room=largest(other.whole_buffers.specs, count))
-        return other
 
     def context(
         self,
@@ -208,7 +173,7 @@ class Network:
         )
         ctx = LayerContext(context, layer, path, children, buffers, self.layout.ends[path])
         ctx.shared = path in self.layout.shared
-        ctx.unchecked = Checks(self.dtype, whole=self.whole is self.layout)
+        ctx.unchecked = Checks(self.dtype, self.checks_shapes)
         return ctx
 
     def forward(
@@ -227,8 +192,14 @@ class Network:
             context.mixed_precision.begin(None if context.input_gradient else x, ctx.training)
         return ctx.forward(p, x)
 
-    def check_input(self, x: np.ndarray) -> None:
+    def check_input(self, x: np.ndarray, sample_shape: Shape | None = None) -> None:
         """Refuse what is no batch for this network; the message says what is missing.
+
+        Parameters
+        ----------
+        x : array
+        sample_shape : tuple of int or None
+            Of one sample, where that is not in_shape.
 
         Raises
         ------
@@ -243,10 +214,11 @@ class Network:
                     else "use np.asarray(x, np.float32)"
                 )
             )
-        if x.shape[1:] != self.given or not x.ndim:
-            expected = f"(N, {', '.join(map(str, self.given))})"
+        sample = sample_shape or self.in_shape
+        if x.shape[1:] != sample or not x.ndim:
+            expected = f"(N, {', '.join(map(str, sample))})"
             raise ShapeError(
-                f"{self.name}: expects batches of shape {expected}, given {x.shape}{shape_hint(x.shape, self.given)}"
+                f"{self.name}: expects batches of shape {expected}, given {x.shape}{shape_hint(x.shape, sample)}"
             )
         if x.dtype == self.dtype or self.takes_ids:
             return
@@ -321,7 +293,7 @@ class Network:
         found: list[NotFinite] = []
         outputs = 0
 
-        def watch(path: str, layer: Layer, y: np.ndarray) -> None:
+        def check_output(path: str, layer: Layer, y: np.ndarray) -> None:
             nonlocal outputs
             outputs += 1
             if not found and not np.isfinite(y).all():
@@ -329,7 +301,7 @@ class Network:
                 name = f"layer {path} ({layer!r})" if path else repr(layer)
                 found.append(NotFinite(outputs, f"the output of {name}", samples))
 
-        outer, ctx.network_context.after_forward = ctx.network_context.after_forward, watch
+        outer, ctx.network_context.after_forward = ctx.network_context.after_forward, check_output
         try:
             with np.errstate(all="ignore"):
                 forward() if forward else self.forward(p, x, ctx)

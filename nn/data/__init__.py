@@ -4,7 +4,7 @@
 |---|---|
 | sources.py | data sets by name |
 | dataset.py, splitting.py | samples and targets; what is held out to choose by |
-| loader.py | batches in a seeded order, cut among ranks, read ahead |
+| loader.py | batches in a seeded order, cut into shards, read ahead |
 | transforms.py, masking.py | random changes of images; hidden bytes of texts |
 | images.py | an image file as a sample |
 | arrays.py, idx.py, cifar.py, text.py | readers of files, none of which trusts what it reads |

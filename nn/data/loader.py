@@ -1,9 +1,9 @@
-"""The loader: global batches in a seeded order, cut among ranks, read ahead on a thread.
+"""The loader: global batches in a seeded order, cut into shards, read ahead on a thread.
 
-A batch is *global*: `batch` samples over all ranks. The order of an epoch is a permutation that depends on
-(seed, epoch) alone; every rank draws the same one and takes its part of each batch. So the number of ranks
-changes nothing but who computes what, a loss is divided by the same total everywhere, and any step of any
-epoch can be reached at once (`start_step`), which makes a resumed run equal to one that never stopped.
+A batch is *global*: `batch` samples over all shards. The order of an epoch is a permutation that depends on
+(seed, epoch) alone; the loader of every shard draws the same one and takes its part of each batch. So the number of
+shards changes nothing but who computes what, a loss is divided by the same total everywhere, and any step of any epoch
+can be reached at once (`start_step`), which makes a resumed run equal to one that never stopped.
 
 Small batches are gathered a block at a time (about half a MiB, so that it stays in cache) and handed out as
 slices: an iteration over MNIST by 10 costs about 6 us, by 64 about 27 us (one core).
@@ -28,7 +28,7 @@ BLOCK_BYTES = 512 * 1024
 
 
 class BatchTooSmall(ValueError):
-    """A global batch with fewer samples than ranks."""
+    """A global batch with fewer samples than shards."""
 
 
 class Loader:
@@ -38,15 +38,15 @@ class Loader:
     ----------
     dataset : Dataset
     batch : int
-        Samples in a global batch, over all ranks. More than the data set holds makes one step an epoch.
+        Samples in a global batch, over all shards. More than the data set holds makes one step an epoch.
     seed : int
         Of the order and of the transforms.
     shuffle : bool
         A new order each epoch; else the order of the data set.
     shard : (index, count) or (index, count, virtual)
-        Which part of each batch is this rank's. With a third entry each batch is cut into so many virtual shards, and
-        these are dealt to the ranks: rank `index` has those of part `index` of `count`. Index None has no samples:
-        a rank that reads nothing, but is told how large every batch is.
+        Which part of each batch is read. With a third entry each batch is cut into that many virtual shards, of which
+        shard `index` has those of part `index` of `count`. Index None has no samples: it reads nothing, but says how
+        large every batch is.
     drop_last : bool
         Leave out a last batch that is not full.
     transform : callable (x, keys) -> x, or a sequence of them
@@ -63,7 +63,7 @@ class Loader:
     Raises
     ------
     BatchTooSmall
-        Fewer samples in a global batch than ranks.
+        Fewer samples in a global batch than shards.
     """
 
     def __init__(
@@ -142,16 +142,16 @@ class Loader:
         return {total for total in (self.batch * (full > 0), rest * (not self.drop_last)) if total}
 
     def order(self, epoch: int) -> np.ndarray:
-        """Sample indices in the order of an epoch: (n,) int64, the same on every rank."""
+        """Sample indices in the order of an epoch: (n,) int64, the same for every shard."""
         n = len(self.dataset)
         if not self.shuffle:
             return np.arange(n)
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(0, epoch))).permutation(n)
 
     def targets(self, epoch: int, step: int) -> np.ndarray:
-        """Return the targets of the whole global batch at a step of an epoch, on every rank.
+        """Return the targets of the whole global batch at a step of an epoch, whatever the shard is.
 
-        Without messages: a loss whose rows count differently needs their weight, wherever the samples are.
+        A loss whose rows count differently needs their weight, wherever the samples are.
         """
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, self.order(epoch)
@@ -161,7 +161,7 @@ class Loader:
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
         """Iterate over an epoch from a step on: (x, y, total) a step.
 
-        x and y are this rank's part, possibly empty, new arrays that are yours to keep; total is the number
+        x and y are this shard's part, possibly empty, new arrays that are yours to keep; total is the number
         of samples in the global batch.
         """
         if not 0 <= start_step <= len(self):
@@ -180,7 +180,7 @@ class Loader:
         return self._batches(plan, read)
 
     def places(self, start_step: int = 0) -> list[tuple[int, int, int]]:
-        """Of every step from one on (lo, hi, total): this rank's slice of the order, the batch's size."""
+        """Of every step from one on (lo, hi, total): this shard's slice of the order, the batch's size."""
         n, steps = len(self.dataset), []
         for step in range(start_step, len(self)):
             first = step * self.batch

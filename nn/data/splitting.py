@@ -24,7 +24,7 @@ def hold_out(train: Dataset, validation: float, seed: int = 0, in_order: bool = 
     validation : float
         A fraction of the samples where it is below 1 (at least one sample), else their number.
     seed : int
-        Draws the samples: the same ones on every rank.
+        Draws the samples.
         Where targets are one class each, every class has its proportion, and is in both parts if it has two samples and
         there is room.
     in_order : bool

@@ -1,4 +1,4 @@
-"""Random changes to training images: the same for a sample on any number of ranks and after any resume.
+"""Random changes to training images: the same for a sample in any shard and after any resume.
 
 Random numbers come from a hash of (seed, epoch, sample index) and not from a generator that steps from sample
 to sample: SplitMix64 (Steele, Lea, Flood 2014), a few array operations for a whole batch. A transform is a

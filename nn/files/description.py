@@ -23,6 +23,7 @@ from nn.core.layer import Layer
 from nn.registry import entries, lookup
 
 RENAMED = {"Branches": "Parallel", "Recurrent": "RNN"}  # what older files call them
+DROPPED = {("Linear", "split")}  # arguments that older files have, and that change nothing
 PLAIN = (bool, int, float, str, type(None))
 MAX_SHOWN = 80  # characters of a layer or a value in a message
 
@@ -114,6 +115,7 @@ def make(told: Any) -> Layer:
             f"it has a layer {brief(name)}, unknown here: if it is one of your own, import its module and call "
             "nn.register(...) with its class before loading"
         )
+    given = {argument: value for argument, value in given.items() if (name, argument) not in DROPPED}
     known = arguments_of(kind)
     if foreign := given.keys() - known.keys():
         raise ValueError(f"{name} takes no {brief(sorted(foreign)[0])}; it takes {', '.join(known) or 'nothing'}")

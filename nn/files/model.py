@@ -103,7 +103,7 @@ class Model:
         self.flat_parameters[:] = parameters
 
     def _copy(self, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-        """Copy each array as it comes: those of a trainer on ranks may change with the next one."""
+        """Copy each array as it comes: it may change with the next one."""
         views, found = self.state_dict(), {}
         for name, array in arrays:
             if not isinstance(name, str) or not isinstance(array, np.ndarray):
@@ -185,7 +185,7 @@ def save(model: Any, file: str | Path, about: Mapping[str, Any] | None = None) -
     Parameters
     ----------
     model : trainer or Model
-        `Trainer` or a strategy of `parallel` (then all ranks call this, and one writes); of arrays alone
+        `Trainer`, that of several processes too (then all call this, and one writes); of arrays alone
         `nn.Model(network, arrays)` makes one.
     file : path
         .npz, or .safetensors for that format. It is there whole or not at all.
@@ -239,22 +239,11 @@ def checked(what: str, about: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def on_writer(model: Trainer | Model, write: Callable[[Model], None]) -> None:
-    """Let the rank that writes do so. All ranks end alike: none goes on to wait for one that has given up."""
-    error = None
-    try:
-        if isinstance(model, Model):
-            write(model)
-        elif model.writer:
-            write(Model(model.network, model))
-        else:
-            for _ in model.entries():  # sharded strategies gather
-                pass
-    except (OSError, TypeError, ValueError) as failure:
-        error = failure
-    if isinstance(model, Trainer) and model.sum(np.array([error is not None]))[0]:
-        raise error or OSError("the first rank could not write the network")
-    if error:
-        raise error
+    """Call write(Model) in the process that writes files."""
+    if isinstance(model, Model):
+        write(model)
+    else:
+        model.run_on_writer(lambda trainer: write(Model(trainer.network, trainer)))
 
 
 def load(file: str | Path) -> Model:
@@ -289,7 +278,7 @@ def load(file: str | Path) -> Model:
 
 def _text(network: Network, about: Mapping[str, Any] | None) -> str:
     """The description, of which the same network is made: that is tried at once."""
-    if network.whole is not network.layout or network.layout.borrowed:
+    if network.layout.borrowed or not network.checks_shapes:
         raise ValueError(f"{network.name} is a part of a network: save the whole one")
     told = {"format": FORMAT, "name": network.name, "in_shape": network.in_shape, "dtype": network.dtype.name}
     told["mixed"] = network.mixed

@@ -6,7 +6,7 @@
 | activations.py | ReLU, Sigmoid, Tanh, GELU, ... and gaussian.py, the normal distribution that GELU needs |
 | convolution.py | Conv2d, which chooses among im2col.py, winograd.py and winograd_rows.py |
 | pooling.py | maximum and mean over windows of an image |
-| normalization.py, batch_normalization.py | within a sample; over the batch, perhaps of all ranks |
+| normalization.py, batch_normalization.py | within a sample; over the batch, perhaps a group's |
 | attention.py, blockwise.py | multi-head attention and the transformer block; its softmax by blocks of keys |
 | experts.py | a router and the experts among which it chooses |
 | embedding.py | words and positions as vectors |

@@ -15,7 +15,7 @@ from nn import option_strings
 from nn.arguments import SIZE, Number
 from nn.core.containers import Residual
 from nn.core.gradients import Product, RowSum
-from nn.core.layer import Initializer, Layer, Sequential, ShapeError, Spec, Split
+from nn.core.layer import Initializer, Layer, Sequential, ShapeError, Spec
 from nn.initializers import glorot, zeros
 from nn.layers.activations import GELU, softmax
 from nn.layers.blockwise import BlockwiseAttention, causal_mask
@@ -33,8 +33,7 @@ class MultiHeadAttention(Layer):
     Queries, keys and values are one product, x Wqkv + bqkv, columns in that order and by head within each. Positions
     that `MicroBatch.padding` marks, see `Embedding(padding=...)`, are never looked at.
 
-    Of several ranks each can take some of the heads. Their results have to be summed; bo is added there, once, and p
-    has none.
+    Given the columns and rows of some heads, it computes their term of y; bo is then added to the sum, and p has none.
 
     Parameters
     ----------
@@ -94,13 +93,13 @@ class MultiHeadAttention(Layer):
     def specs(self, in_shape):
         if len(in_shape) != 2 or in_shape[1] != self.features:
             raise ShapeError(f"expects sequences (positions, {self.features}), given samples of shape {in_shape}")
-        D, H = self.features, self.heads
+        D = self.features
         specs = {
-            "Wqkv": Spec((D, 3 * D), self.init, split=Split(1, blocks=3, units=H)),
-            "Wo": Spec((D, D), self.init, split=Split(0, units=H)),
+            "Wqkv": Spec((D, 3 * D), self.init),
+            "Wo": Spec((D, D), self.init),
         }
         if self.bias:
-            specs["bqkv"] = Spec((3 * D,), self.bias_init, decay=False, split=Split(0, blocks=3, units=H))
+            specs["bqkv"] = Spec((3 * D,), self.bias_init, decay=False)
             specs["bo"] = Spec((D,), self.bias_init, decay=False)
         return specs, in_shape
 

@@ -39,8 +39,8 @@ class BatchNorm(Layer):
         Of the running statistics, which evaluation uses: running = (1 - momentum) running + momentum batch.
         The batch's variance is divided by n for normalising, and by n - 1 in the running statistics.
     synchronized : bool
-        Take the statistics over all ranks' samples, each rank with its true count, which may be 0. Every rank must
-        take part. They are ctx.group("data").
+        Take the statistics over the samples of all members of ctx.group("data"), each with its true count, which may
+        be 0. Every member must take part.
     init : initializer
         For gamma: ones, or zeros for the last normalisation of a residual branch (Goyal et al. 2017).
     """
@@ -122,7 +122,7 @@ class BatchNorm(Layer):
         return gx, gradients
 
     def _moments(self, rows, n, features, ctx):
-        """(count, mean, variance) of every channel, over this rank's batch or all ranks'; sums in float64.
+        """(count, mean, variance) of every channel, over this batch or all of the group; sums in float64.
 
         None where nobody has samples: of a batch cut into more micro-batches than it has samples some are empty.
         Where nearly all of the squares is the mean's, they are summed once more about the mean: little is lost.
@@ -143,7 +143,7 @@ class BatchNorm(Layer):
             total = np.append(sums, count)
             group.sum(total)
             count, sums = total[-1], total[:-1]
-            squares += n * (own - sums / max(count, 1)) ** 2  # of a rank without samples: nothing
+            squares += n * (own - sums / max(count, 1)) ** 2  # of a member without samples: nothing
             group.sum(squares)
         if not count:
             return None

@@ -3,7 +3,7 @@
 For scores S = q k^T and values v, attention is sum_j exp(S_j) v_j / sum_j exp(S_j). Both sums can be taken over one
 block of keys after the other if all exponents have the same offset. It is the largest score so far, m; when a larger
 one comes, the sums are multiplied by exp(m_old - m_new). So only the scores of one block are in memory, and a block of
-keys may come from another rank. Sources: Milakov and Gimelshein 2018, Rabe and Staats 2021, Dao et al. 2022.
+keys may come from anywhere. Sources: Milakov and Gimelshein 2018, Rabe and Staats 2021, Dao et al. 2022.
 
 Backward computes the scores of each block again: P = exp(S - m) / l, where m and l, the sum of exp(S - m), are those of
 the whole row. (A block's own would normalise each block alone, and nothing would crash.) m and l are saved apart:

@@ -19,7 +19,7 @@ import numpy as np
 
 from nn.arguments import SIZE, SizePair
 from nn.core.gradients import RowSum, write_gradient
-from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split
+from nn.core.layer import Initializer, Layer, ShapeError, Spec
 from nn.initializers import he, zeros
 from nn.layers import im2col, winograd, winograd_rows
 from nn.registry import register
@@ -136,9 +136,9 @@ class Conv2d(Layer):
                 f"padded to {geometry.padded}: use a larger image, more padding or a smaller kernel"
             )
         shape = (*self.kernel_size, self.in_channels // self.groups, self.out_channels)
-        specs = {"W": Spec(shape, self.init, split=Split(3, blocks=self.groups))}  # by outputs, of every group
+        specs = {"W": Spec(shape, self.init)}
         if self.bias:
-            specs["b"] = Spec((self.out_channels,), self.bias_init, decay=False, split=Split(0, blocks=self.groups))
+            specs["b"] = Spec((self.out_channels,), self.bias_init, decay=False)
         return specs, (*geometry.out, self.out_channels)
 
     def macs(self, in_shape):
@@ -173,7 +173,7 @@ class Conv2d(Layer):
         return gx, gradients
 
     def algorithm(self, geometry: Geometry, out_channels: int | None = None):
-        """The module that does the work: the choice depends on shapes only, so it is the same on all ranks."""
+        """The module that does the work: the choice depends on shapes only, so it is the same everywhere."""
         out_channels = out_channels or self.out_channels
         return min(
             (im2col, winograd, winograd_rows), key=lambda form: form.cost(geometry, self.in_channels, out_channels)

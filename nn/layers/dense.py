@@ -8,9 +8,9 @@ import math
 
 import numpy as np
 
-from nn.arguments import SIZE, OneOf
+from nn.arguments import SIZE
 from nn.core.gradients import Product, RowSum, dot
-from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split
+from nn.core.layer import Initializer, Layer, ShapeError, Spec
 from nn.initializers import glorot, zeros
 from nn.registry import register
 
@@ -26,14 +26,10 @@ class Linear(Layer):
     bias : bool
     init, bias_init : initializer
         For W of shape (in_features, out_features) and b of shape (out_features,).
-    split : {"columns", "rows"}
-        How W is cut where several ranks compute this layer. By columns, each computes some of the outputs, with its
-        part of b. By rows, it takes some of the inputs, and the results have to be summed: b is added there, once, and
-        p has none.
     """
 
     output = gradient = "new"
-    constraints = {"in_features": SIZE, "out_features": SIZE, "split": OneOf(("columns", "rows"))}
+    constraints = {"in_features": SIZE, "out_features": SIZE}
 
     def __init__(
         self,
@@ -42,10 +38,9 @@ class Linear(Layer):
         bias: bool = True,
         init: Initializer = glorot,
         bias_init: Initializer = zeros,
-        split: str = "columns",
     ):
         self.in_features, self.out_features, self.bias = in_features, out_features, bias
-        self.init, self.bias_init, self.split = init, bias_init, split
+        self.init, self.bias_init = init, bias_init
 
     def specs(self, in_shape):
         if not in_shape or in_shape[-1] != self.in_features:
@@ -53,10 +48,9 @@ class Linear(Layer):
                 f"expects {self.in_features} features on the last axis, given samples of shape {in_shape}"
                 + (" (is a Flatten missing?)" if math.prod(in_shape) == self.in_features else "")
             )
-        columns = self.split == "columns"
-        specs = {"W": Spec((self.in_features, self.out_features), self.init, split=Split(1 if columns else 0))}
+        specs = {"W": Spec((self.in_features, self.out_features), self.init)}
         if self.bias:
-            specs["b"] = Spec((self.out_features,), self.bias_init, decay=False, split=Split(0) if columns else None)
+            specs["b"] = Spec((self.out_features,), self.bias_init, decay=False)
         return specs, (*in_shape[:-1], self.out_features)
 
     def macs(self, in_shape):

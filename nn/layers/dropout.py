@@ -1,7 +1,7 @@
 """Dropout (Srivastava et al. 2014): in training some activations are zero, the rest scaled up.
 
-The random numbers are counted, not drawn one after the other (LayerContext.random_bits): so the mask is the same on any
-number of ranks, for any cut into micro-batches, and when activations are computed again (Recompute).
+The random numbers are counted, not drawn one after the other (LayerContext.random_bits): so the mask is the same
+for any cut of the batch into micro-batches and shards, and when activations are computed again (Recompute).
 """
 
 from __future__ import annotations

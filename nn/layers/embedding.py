@@ -13,7 +13,7 @@ import numpy as np
 
 from nn.arguments import SIZE
 from nn.core.gradients import RowSum, ScatterAdd, write_gradient
-from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split
+from nn.core.layer import Initializer, Layer, ShapeError, Spec
 from nn.initializers import normal
 from nn.registry import register
 
@@ -52,7 +52,7 @@ class Embedding(Layer):
             raise ValueError(f"Embedding: padding must be an id, 0 to {vocabulary - 1}, given {padding}")
 
     def specs(self, in_shape):
-        return {"W": Spec((self.vocabulary, self.features), self.init, split=Split(0))}, (*in_shape, self.features)
+        return {"W": Spec((self.vocabulary, self.features), self.init)}, (*in_shape, self.features)
 
     def forward(self, p, x, ctx):
         vocabulary, features = p.W.shape

@@ -16,8 +16,8 @@ and of the input for all steps; one product of (N, H) and (H, B H) a step is lef
 NumPy is called counts as much, and that what a step needs is in the cache: all that needs no other step is made for as
 many steps as fit there.
 
-**What cannot be cut in time.** h_t needs h_(t-1): those T products wait for each other, however many ranks there are.
-Ranks can share the samples, the features or the layers (a layer can be at step t while the one above is at t - 1), but
+**What cannot be cut in time.** h_t needs h_(t-1): those T products wait for each other, on however many cores.
+These can share the samples, the features or the layers (a layer can be at step t while the one above is at t - 1), but
 a long sequence takes as long as all its steps. And what the first entry has to do with the last goes through T
 products. Attention (attention.py) took their place for that: all positions of a layer at once, any two of them one
 product apart, so that work can be cut along the sequence as well; it pays by T^2 scores in place of T states.

@@ -1,7 +1,7 @@
-"""Gradient clipping, and the norms of tensors that lie in flat buffers, perhaps cut over several ranks.
+"""Gradient clipping, and the norms of tensors that lie in flat buffers, or in slices of them.
 
 Each clip is called with the gradients and changes them in place; optimizers take one as `clip=`. Norms are those of
-whole tensors, or of the whole gradient: where a rank holds only a part of the buffer, the ranks' squares are summed
+whole tensors, or of the whole gradient: where a buffer is only a slice of that, the squares of all slices are summed
 first. Sources: Mikolov 2012 (by value), Pascanu, Mikolov and Bengio 2013 (by norm). Cost: one pass over the gradients,
 and another where something has to be clipped.
 """
@@ -18,34 +18,35 @@ from nn.arguments import Configured, Number
 from nn.core.layout import Region
 from nn.registry import register
 
-SumOverRanks = Callable[[np.ndarray], None]  # sums a small float64 array over the ranks that share a buffer, in place
+SumOverSlices = Callable[[np.ndarray], None]  # sums a small float64 array over all slices of a buffer, in place
 BLOCK_BYTES = 120 * 1024  # what is worked on at a time, so that a block's operands stay in the cache
 
 
 def squared_norms(
-    buffers: Sequence[np.ndarray], region: Region, sum_over_ranks: SumOverRanks | None = None
+    buffers: Sequence[np.ndarray], region: Region, sum_over_slices: SumOverSlices | None = None
 ) -> list[dict[str, float]]:
-    """|tensor|^2 of every tensor in the layout, by name, for each of the buffers; without ranks 0 outside the region.
+    """Return |tensor|^2 of every tensor in the layout, by name, for each of the buffers.
 
-    With ranks a tensor that several of them have is counted by one (Region.elsewhere).
+    Of tensors outside the region it is 0, unless slices are summed. A tensor that several slices have is counted by one
+    (Region.elsewhere).
 
     Parameters
     ----------
     buffers : sequence of flat arrays
         Each covers `region`.
-    sum_over_ranks : callable or None
-        Given one float64 array with an entry for each buffer and tensor of the whole layout, so that every rank has the
-        same array, whatever its region is.
+    sum_over_slices : callable or None
+        Given one float64 array with an entry for each buffer and tensor of the whole layout: the same array, whatever
+        the region is.
     """
     at = {name: i for i, name in enumerate(region.names)}
     sums = np.zeros((len(buffers), len(at)))
     for name, part, _ in region.tensors:
-        if sum_over_ranks and name in region.elsewhere:
+        if sum_over_slices and name in region.elsewhere:
             continue
         for row, buffer in zip(sums, buffers, strict=True):
             row[at[name]] = _square(buffer[part])
-    if sum_over_ranks:
-        sum_over_ranks(sums)
+    if sum_over_slices:
+        sum_over_slices(sums)
     return [{name: float(row[i]) for name, i in at.items()} for row in sums]
 
 
@@ -71,7 +72,7 @@ class Clip(Configured):
 
     limit: float
 
-    def __call__(self, g: np.ndarray, region: Region, sum_over_ranks: SumOverRanks | None = None) -> None:
+    def __call__(self, g: np.ndarray, region: Region, sum_over_slices: SumOverSlices | None = None) -> None:
         """Clip the gradients g of a region in place.
 
         Raises
@@ -86,7 +87,7 @@ class Clip(Configured):
 class ClipValue(Clip):
     """Every entry into [-limit, limit]."""
 
-    def __call__(self, g, region, sum_over_ranks=None):
+    def __call__(self, g, region, sum_over_slices=None):
         np.clip(g, -self.limit, self.limit, out=g)
 
 
@@ -94,9 +95,9 @@ class ClipValue(Clip):
 class ClipNorm(Clip):
     """Every tensor's norm to at most `limit`."""
 
-    def __call__(self, g, region, sum_over_ranks=None):
-        (squares,) = squared_norms([g], region, sum_over_ranks)
-        for name, square in squares.items():  # of all tensors: no rank goes on alone
+    def __call__(self, g, region, sum_over_slices=None):
+        (squares,) = squared_norms([g], region, sum_over_slices)
+        for name, square in squares.items():  # of all tensors: where one slice is refused, all are
             _refuse(square, f"the gradient of {name}")
         for name, part, _ in region.tensors:
             _scale(g[part], self.limit, squares[name])
@@ -106,10 +107,10 @@ class ClipNorm(Clip):
 class ClipGlobalNorm(Clip):
     """The norm of the whole gradient to at most `limit`: its direction is kept."""
 
-    def __call__(self, g, region, sum_over_ranks=None):
+    def __call__(self, g, region, sum_over_slices=None):
         square = np.array([sum(_square(g[part]) for part in region.owned)], np.float64)
-        if sum_over_ranks:
-            sum_over_ranks(square)
+        if sum_over_slices:
+            sum_over_slices(square)
         _refuse(float(square[0]), "the gradient")
         _scale(g, self.limit, float(square[0]))
 

@@ -5,7 +5,7 @@
     lbfgs.minimize(iterations=100)
 
 The algorithm itself holds no array: it names vectors ("w", "g", "d", "s3", ...) and asks for dot products, scaled sums
-and copies. Here `Vectors` does them in one process; whoever does them on shards gets the same iterates (Sandblaster).
+and copies. `Vectors` does them with flat arrays; iterates are the same wherever they are done (parallel.Sandblaster).
 
 Sources: Nocedal 1980 and Liu and Nocedal 1989 (two-loop recursion); Nocedal and Wright 2006, algorithms 3.5, 3.6, 7.4.
 Cost of an iteration, n parameters, m pairs: 4 m n multiply-adds, 1 to 3 evaluations as a rule. Memory: (2 m + 3) n.
@@ -21,7 +21,6 @@ import numpy as np
 
 from nn.arguments import SIZE
 from nn.optim.clipping import BLOCK_BYTES
-from nn.optim.optimizers import Optimizer
 
 
 class Vectors:
@@ -274,59 +273,6 @@ class LBFGS:
         if low is start:
             return None
         return low if here is low else self._at(low.step)  # lower than the start, at least
-
-
-@dataclass(eq=False, repr=False)
-class QuasiNewton(Optimizer):
-    """L-BFGS where a trainer expects an optimizer: its settings, and the vectors that last from step to step.
-
-    A step is a direction and a search along it: several evaluations of the batch. `parallel.Sandblaster` makes it, on
-    one process too.
-
-    Parameters
-    ----------
-    lr : float
-        Where a line search begins, in units of the direction; 1 but for special cases.
-    history, tolerance, c1, c2, max_evaluations
-        As for LBFGS.
-
-    Raises
-    ------
-    ValueError
-        Clipping or weight decay, with which the gradient would not be that of the loss that is searched.
-    """
-
-    lr: float = 1.0
-    history: int = 10
-    tolerance: float = 1e-6
-    c1: float = 1e-4
-    c2: float = 0.9
-    max_evaluations: int = 25
-
-    searches = True
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.clip or self.weight_decay or self.rates:
-            raise ValueError(
-                "QuasiNewton: a line search needs the gradient of the loss that it searches: leave out clip, "
-                "weight_decay and rates"
-            )
-        self.algorithm(Vectors(np.zeros(1), np.zeros(1)), float)  # refuses settings that make no sense
-
-    @property
-    def slots(self):
-        pairs = range(self.history)
-        return ("g", *(f"s{i}" for i in pairs), *(f"y{i}" for i in pairs))
-
-    def algorithm(self, vectors, evaluate: Callable[[], float]) -> LBFGS:
-        """L-BFGS with these settings."""
-        return LBFGS(
-            vectors, evaluate, self.history, self.tolerance, self.c1, self.c2, self.max_evaluations, self.lr
-        )  # fmt: skip
-
-    def apply(self, w, g, slots, step, region, sum_over_ranks=None):
-        raise TypeError("QuasiNewton: L-BFGS evaluates a batch several times in a step: use parallel.Sandblaster")
 
 
 EPS = 1e-10  # of |s| |y|: less curvature than that is rounding

@@ -1,7 +1,7 @@
 """Optimizers: updates in place on flat buffers.
 
 An optimizer holds hyper-parameters; its moments live in `slots`, flat buffers with the layout of the parameters. So a
-shard of an optimizer is the same code on a slice, and a `Region` tells what lies in it: where weight decay applies, and
+slice of a buffer is updated by the same code, and a `Region` tells what lies in it: where weight decay applies, and
 which tensors need a norm. Biases and normalisation are exempt from decay and layer-wise rates (`Spec.decay`).
 
 Every update runs over blocks that fit in the cache, without a temporary of full size. Cost, in passes over a buffer in
@@ -23,7 +23,7 @@ import numpy as np
 
 from nn.arguments import Configured, Number, Optional, call_text
 from nn.core.layout import Region
-from nn.optim.clipping import BLOCK_BYTES, Clip, SumOverRanks, squared_norms
+from nn.optim.clipping import BLOCK_BYTES, Clip, SumOverSlices, squared_norms
 from nn.registry import register
 
 Array = np.ndarray
@@ -118,7 +118,7 @@ class Optimizer(Configured):
         slots: Slots,
         step: int,
         region: Region,
-        sum_over_ranks: SumOverRanks | None = None,
+        sum_over_slices: SumOverSlices | None = None,
     ) -> None:
         """w moves along -g. Called once a step, with all that this process holds.
 
@@ -129,12 +129,12 @@ class Optimizer(Configured):
         slots : dict of such arrays
         step : int
             Updates made before this one: 0 at the first.
-        sum_over_ranks : callable or None
-            Sums a small float64 array over the ranks that hold the other parts of the layout, in place. Needed where
-            this region is not all of it, by clipping, LARS and LAMB: a norm is that of a whole tensor.
+        sum_over_slices : callable or None
+            Sums a small float64 array over all slices of the layout, in place. Needed where this region is not all of
+            it, by clipping, LARS and LAMB: a norm is that of a whole tensor.
         """
-        self.clip_gradients(g, region, sum_over_ranks)
-        self.apply(w, g, slots, step, region, sum_over_ranks)
+        self.clip_gradients(g, region, sum_over_slices)
+        self.apply(w, g, slots, step, region, sum_over_slices)
 
     def rate_of(self, name: str) -> float:
         """Return the factor of lr for an array, such as "0.W": 0 where it is frozen, 1 where nothing names it."""
@@ -144,14 +144,14 @@ class Optimizer(Configured):
             name = name.rpartition(".")[0]
         return self.rates.get(name, 1.0)
 
-    def clip_gradients(self, g: np.ndarray, region: Region, sum_over_ranks: SumOverRanks | None = None) -> None:
+    def clip_gradients(self, g: np.ndarray, region: Region, sum_over_slices: SumOverSlices | None = None) -> None:
         """Clip gradients in place; those of frozen arrays become 0 first, so that no norm counts them."""
         if self.clip is None:
             return
         for name, part, _ in region.tensors if self.rates or self.frozen else ():
             if not self.rate_of(name):
                 g[part] = 0
-        self.clip(g, region, sum_over_ranks)
+        self.clip(g, region, sum_over_slices)
 
     def apply(
         self,
@@ -160,7 +160,7 @@ class Optimizer(Configured):
         slots: Slots,
         step: int,
         region: Region,
-        sum_over_ranks: SumOverRanks | None = None,
+        sum_over_slices: SumOverSlices | None = None,
     ) -> None:
         """`update` without the clip, for who clips all of the gradients first and updates part after part."""
         raise TypeError(f"{type(self).__name__} does not define apply")
@@ -235,7 +235,7 @@ class SGD(Optimizer):
     def slots(self):
         return ("velocity",) if self.momentum else ()
 
-    def apply(self, w, g, slots, step, region, sum_over_ranks):
+    def apply(self, w, g, slots, step, region, sum_over_slices):
         velocity = self.moment(slots, "velocity") if self.momentum else None
         for part, p, d, t, lr in self._blocks(w, g, region):
             if self.momentum:
@@ -258,7 +258,7 @@ class Adagrad(Optimizer):
     def slots(self):
         return ("squares",)
 
-    def apply(self, w, g, slots, step, region, sum_over_ranks):
+    def apply(self, w, g, slots, step, region, sum_over_slices):
         for part, p, d, t, lr in self._blocks(w, g, region):
             squares = slots["squares"][part]
             squares += np.multiply(d, d, out=t)
@@ -284,7 +284,7 @@ class RMSprop(Optimizer):
     def slots(self):
         return ("squares", "velocity") if self.momentum else ("squares",)
 
-    def apply(self, w, g, slots, step, region, sum_over_ranks):
+    def apply(self, w, g, slots, step, region, sum_over_slices):
         velocity = self.moment(slots, "velocity") if self.momentum else None
         for part, p, d, t, lr in self._blocks(w, g, region):
             squares = slots["squares"][part]
@@ -315,7 +315,7 @@ class Adam(Optimizer):
     def slots(self):
         return ("mean", "squares")
 
-    def apply(self, w, g, slots, step, region, sum_over_ranks):
+    def apply(self, w, g, slots, step, region, sum_over_slices):
         correction, eps = self._corrected(step)
         for part, p, d, t, lr in self._blocks(w, g, region):
             p -= self._direction(d, slots["mean"][part], slots["squares"][part], correction * lr, eps, t)
@@ -365,8 +365,8 @@ class LARS(Optimizer):
     def slots(self):
         return ("velocity",)
 
-    def apply(self, w, g, slots, step, region, sum_over_ranks):
-        squares = squared_norms([w, g], region, sum_over_ranks)
+    def apply(self, w, g, slots, step, region, sum_over_slices):
+        squares = squared_norms([w, g], region, sum_over_slices)
         t = workspace(w)
         for name, exempt, part, factor in self._tensor_blocks(region, len(t)):
             p, v, u, rate = w[part], slots["velocity"][part], t[: part.stop - part.start], float(self.lr) * factor
@@ -397,7 +397,7 @@ class LAMB(Adam):
     eps: float = 1e-6
     weight_decay: float = field(default=0.01, kw_only=True)
 
-    def apply(self, w, g, slots, step, region, sum_over_ranks):
+    def apply(self, w, g, slots, step, region, sum_over_slices):
         rate, eps = self._corrected(step)
         t, decay = workspace(w), workspace(w)
         for _, exempt, part, _ in self._tensor_blocks(region, len(t)):
@@ -406,7 +406,7 @@ class LAMB(Adam):
             if not exempt:
                 u += np.multiply(w[part], self.weight_decay, out=decay[:n])
             g[part] = u
-        w_squares, u_squares = squared_norms([w, g], region, sum_over_ranks)
+        w_squares, u_squares = squared_norms([w, g], region, sum_over_slices)
         for name, exempt, part, factor in self._tensor_blocks(region, len(t)):
             w_norm, u_norm = math.sqrt(w_squares[name]), math.sqrt(u_squares[name])
             ratio = 1.0 if exempt or not w_norm or not u_norm else w_norm / u_norm

@@ -11,6 +11,6 @@
 | callbacks.py | progress, metrics, stopping in time |
 | schedules.py | learning rates by name, and those that listen to training |
 | checkpoints.py | files that a crash cannot spoil |
-| stored.py | what is in them: whole arrays, or what each rank has of them |
+| state_files.py, checkpoint_writer.py | the arrays of a checkpoint's file; who writes it |
 | checkpoint_callback.py | when they are written, by whom, and how a run that is asked to end does |
 """

@@ -27,7 +27,7 @@ def batches(data: Any, trainer: Trainer, batch: int, shuffle: bool, what: str) -
     trainer : Trainer
         Its seed decides the order of samples.
     batch : int
-        Samples of a batch over all ranks. A Loader has its own.
+        Samples of a global batch. A Loader has its own.
     shuffle : bool
     what : str
         Name of the data in messages.
@@ -75,7 +75,7 @@ class Batches:
                 f"{what}: a {type(data).__name__} has one epoch and no length: give a list of it, or a Loader"
             )
         if trainer.shard != (0, 1):
-            raise TypeError(f"{what}: on several ranks batches come from a Loader with shard=trainer.shard")
+            raise TypeError(f"{what}: this trainer takes shards of batches, from a Loader with shard=trainer.shard")
         self.data, self.trainer, self.what = data, trainer, what
 
     def __len__(self) -> int:
@@ -102,7 +102,7 @@ def refuse_lone_samples(
     Parameters
     ----------
     sizes : callable (int) -> iterable of int
-        Maps the size of a global batch to the sizes of its micro-batches on all ranks.
+        Maps the size of a global batch to the sizes of its micro-batches in all shards.
     totals : iterable of int
         Sizes of the global batches of an epoch.
     do : str
@@ -120,7 +120,7 @@ def refuse_lone_samples(
             if 1 in ([total] if layer.synchronized else sizes(total)):
                 raise ValueError(
                     f"layer {path} of {network.name}: a batch of {total:,} of the training samples leaves one sample "
-                    f"to a rank or micro-batch, which batch normalisation cannot normalise: {do}"
+                    f"to a shard or micro-batch, which batch normalisation cannot normalise: {do}"
                 )
 
 
@@ -162,7 +162,7 @@ def _check_shape(dataset: Dataset, trainer: Trainer, what: str) -> None:
 
 
 def _check_shard(shard: tuple[int | None, ...], trainer: Trainer, what: str) -> None:
-    """Refuse a Loader of another shard than the trainer's: sums over ranks would silently be those of another batch."""
+    """Refuse a Loader of another shard than the trainer's: sums would silently be those of another batch."""
     expected = trainer.shard
     if tuple(shard) != expected and not tuple(shard[:2]) == expected[:2] == (0, 1):  # all of it, however it is cut
         raise ValueError(

@@ -24,7 +24,7 @@ def is_interactive() -> bool:
 
 
 class Progress(Callback):
-    """Print lines from rank 0: epoch, loss, accuracy, samples/s, time left.
+    """Print lines, in the process that writes: epoch, loss, accuracy, samples/s, time left.
 
     Parameters
     ----------
@@ -243,7 +243,7 @@ class EarlyStopping(Callback):
 class RestoreBest(Callback):
     """Restore the best epoch's weights after training, which `KeepCheckpoints` has saved as "best".
 
-    If any rank cannot read that file (it is damaged, or on another host's disk), all keep the last epoch's weights.
+    If any process cannot read that file (it is damaged, or on another host's disk), all keep the last epoch's weights.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ class RestoreBest(Callback):
     metric, mode
         As for `KeepCheckpoints`.
     say : callable or None
-        Called on rank 0 with the reason why "best" could not be read; None prints it.
+        Called by the process that writes with the reason why "best" could not be read; None prints it.
 
     Attributes
     ----------
@@ -281,7 +281,7 @@ class RestoreBest(Callback):
             return  # the trainer has it
         problem = ""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a damaged file: rank 0 says so
+            warnings.simplefilter("ignore")  # of a damaged file: said below
             try:
                 state, progress, file = self.checkpoints.load("best")
                 if progress["epoch"] != best:
@@ -292,14 +292,14 @@ class RestoreBest(Callback):
                     )
             except (CheckpointError, OSError) as error:
                 problem = str(error)
-        # The sum synchronizes the ranks: in shared memory, none may load while another still reads the old state.
+        # The sum synchronizes processes: in shared memory, none may load while another still reads the old state.
         failed = int(trainer.sum(np.array([bool(problem)]))[0])
         if not failed:
             trainer.load_state_dict(state)
             self.epoch = best
         elif trainer.writer:
             problem = (
-                problem or f"{failed} other ranks cannot read it: is {self.checkpoints.directory} on one host only?"
+                problem or f"{failed} other processes cannot read it: is {self.checkpoints.directory} on one host only?"
             )
             self.say(f"warning: the best epoch, {best}, cannot be put back, so the last one counts: {problem}")
 

@@ -1,24 +1,25 @@
 """Checkpoints that a crash cannot spoil.
 
-Each is one .npz file (no pickle, ever) with a line in manifest.json that gives its sha256; or it is several, which as
-many processes wrote at the same time, with the sha256 of each. A file is written under a temporary name, flushed to the
-disk and renamed; the manifest follows last, in the same way. So whatever happens, the manifest lists only complete
-files, and a file that has changed since is found by its checksum. Where a file takes the place of another, as each best
-one does, the manifest first says that it may be either; where there are several, they have other names.
+Each is one .npz file (no pickle, ever) with a line in manifest.json that gives its sha256. A file is written under a
+temporary name, flushed to the disk and renamed; the manifest follows last, in the same way. So whatever happens, the
+manifest lists only complete files, and a file that has changed since is found by its checksum. Where a file takes the
+place of another, as each best one does, the manifest first says that it may be either.
+
+A line of the manifest may also have several files ("parts"), each with its sha256: a subclass writes and reads those
+(`Checkpoints.open`).
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import itertools
 import json
 import math
 import os
 import re
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -26,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from nn.reading import open_file, read_json, special
-from nn.training.stored import PROGRESS, Fragment, Joined, Stored, with_places
+from nn.training.state_files import PROGRESS, LazyState, StateFile
 
 FORMAT = 2
 TEMPORARY = re.compile(r"\..+\.[0-9]+\.tmp")  # names of files that are being written, with the process that does
@@ -214,77 +215,17 @@ class Checkpoints:
             else:
                 entries.append(each)
         with replacing(self.directory / file) as out:
-            write_npz(out, chain([_progress(progress), first], pairs))
+            write_npz(out, chain([progress_entry(progress), first], pairs))
             entry = {"file": file, "sha256": out.sha256.hexdigest(), "named": name is not None}
             if there and "sha256" in there:  # a file of this name
                 self._write_manifest([*entries, entry | {"before": self._content(there)}])
-        self._list([*entries, entry], there)
+        self.list_entries([*entries, entry], there)
         return self.directory / file
-
-    # --------------------------------------------------------------------------------------------- of several files
-
-    def begin_parts(self, steps: int) -> int:
-        """A number for the files of the next checkpoint, so that none takes the place of one that is listed.
-
-        Files that a run has left which was killed before it listed them are removed.
-        """
-        self.directory.mkdir(parents=True, exist_ok=True)
-        listed = {file for entry in self.entries() for file, _ in files_of(entry)}
-        remove_temporary_files(self.directory)
-        for left in self.directory.glob("*.part-*.npz"):
-            if left.name not in listed:
-                left.unlink(missing_ok=True)
-        taken = {file.split(".")[1] for file in listed if file.startswith(f"step-{steps:08d}.") and ".part-" in file}
-        return next(number for number in itertools.count(1) if str(number) not in taken)
-
-    def write_part(
-        self,
-        steps: int,
-        number: int,
-        place: tuple[int, int],
-        fragments: Iterable[Fragment],
-        progress: dict | None = None,
-    ) -> tuple[str, str]:
-        """(file, sha256) of what one of several processes has of a checkpoint; it counts once it is listed.
-
-        Parameters
-        ----------
-        steps : int
-        number : int
-            From `begin_parts`, which one process calls for all.
-        place : (int, int)
-            (index, count) of this process.
-        fragments : Fragment, one after the other
-        progress : dict or None
-            As for `save`, of one of them.
-        """
-        file = f"step-{steps:08d}.{number}.part-{place[0]}-of-{place[1]}.npz"
-        with replacing(self.directory / file) as out:
-            write_npz(out, chain([] if progress is None else [_progress(progress)], with_places(fragments)))
-            return file, out.sha256.hexdigest()
-
-    def list_parts(self, steps: int, parts: Sequence[tuple[str, str]], names: Sequence[str | None] = (None,)) -> None:
-        """Make a checkpoint of files that are all there: one process does, when all have written theirs.
-
-        Parameters
-        ----------
-        steps : int
-        parts : (file, sha256) of each
-        names : as for `save`, of one or more: the same files may be the best ones, too
-        """
-        entries, replaced = self.entries(), []
-        for name in names:
-            file = f"{name or f'step-{steps:08d}'}.npz"  # there is none of this name
-            replaced += [entry for entry in entries if entry["file"] == file]
-            told = [{"file": part, "sha256": sha256} for part, sha256 in parts]
-            entries = [entry for entry in entries if entry["file"] != file]
-            entries.append({"file": file, "parts": told, "named": name is not None})
-        self._list(entries, *replaced)
 
     # ------------------------------------------------------------------------------------------------- the manifest
 
-    def _list(self, entries: list[dict], *replaced: dict | None) -> None:
-        """List the latest checkpoints, and forget all others and those that were replaced."""
+    def list_entries(self, entries: list[dict], *replaced: dict | None) -> None:
+        """List the latest of these entries in the manifest; remove the files of all others, and of those replaced."""
         latest = [entry for entry in entries if not entry["named"]]
         dropped = latest[: -self.keep] if self.keep else latest
         listed = [entry for entry in entries if entry not in dropped]
@@ -302,7 +243,7 @@ class Checkpoints:
         path = self.directory / entry["file"]
         return _sha256(path) if "before" in entry and path.exists() else entry["sha256"]
 
-    def load(self, name: str | None = None) -> tuple[Stored, dict, Path]:
+    def load(self, name: str | None = None) -> tuple[LazyState, dict, Path]:
         """(state, progress, file) of the latest checkpoint that is whole, or of the one called `name`.
 
         The arrays are read from the file when they are asked for. A damaged one is named in a warning, and the one
@@ -311,14 +252,15 @@ class Checkpoints:
         Raises
         ------
         CheckpointError
-            If there is none.
+            If there is none; or a subclass has written it, in several files.
         """
         entries = [e for e in self.entries() if (e["file"] == f"{name}.npz" if name else not e["named"])]
         problems = []
         for entry in reversed(entries):
             path = self.directory / entry["file"]
             try:
-                state = _read(self.directory, entry)
+                self._verify(entry)
+                state = self.open(entry)
             except (OSError, ValueError, KeyError, RecursionError) as error:
                 problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
                 warnings.warn(f"CHECKPOINT DAMAGED, trying the one before. {problems[-1]}", stacklevel=2)
@@ -327,6 +269,34 @@ class Checkpoints:
         raise CheckpointError(
             f"no usable checkpoint in {self.directory}: " + ("; ".join(problems) or "the directory holds none")
         )
+
+    def open(self, entry: dict) -> LazyState:
+        """Return the arrays of an entry of the manifest, whose files are right. For subclasses with other files.
+
+        Raises
+        ------
+        CheckpointError
+            It has several files.
+        """
+        if "parts" in entry:
+            raise CheckpointError(
+                f"{self.directory / entry['file']}: it has {len(entry['parts'])} files, which several processes wrote: "
+                "read it with parallel.ShardedCheckpoints"
+            )
+        return StateFile(self.directory / entry["file"])
+
+    def _verify(self, entry: dict) -> None:
+        """Refuse files that are not what the manifest says of them."""
+        for file, sha256 in files_of(entry):
+            of = f"its part {file}: " if "parts" in entry else ""
+            try:
+                found = _sha256(self.directory / file)
+            except OSError as error:
+                raise ValueError(f"{of}{error.strerror}") from error
+            if found not in (sha256, entry.get("before")):
+                raise ValueError(
+                    f"{of}sha256 is {found[:12]}..., the manifest says {sha256[:12]}...: the file has changed"
+                )
 
 
 def files_of(entry: dict) -> list[tuple[str, str]]:
@@ -353,7 +323,7 @@ def _is_file(name) -> bool:
     return isinstance(name, str) and name.endswith(".npz") and name == os.path.basename(name) and "\0" not in name
 
 
-def _progress(progress: dict) -> tuple[str, np.ndarray]:
+def progress_entry(progress: dict) -> tuple[str, np.ndarray]:
     """The progress as an entry of a file."""
     return PROGRESS, np.array(json.dumps(progress))
 
@@ -375,18 +345,3 @@ def write_npz(out: Hashed, pairs: Iterable[tuple[str, np.ndarray]]) -> None:
 def _sha256(path: Path) -> str:
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read(directory: Path, entry: dict) -> Stored | Joined:
-    """The arrays of a checkpoint whose files are what the manifest says of them."""
-    for file, sha256 in files_of(entry):
-        of = f"its part {file}: " if "parts" in entry else ""
-        try:
-            found = _sha256(directory / file)
-        except OSError as error:
-            raise ValueError(f"{of}{error.strerror}") from error
-        if found not in (sha256, entry.get("before")):
-            raise ValueError(f"{of}sha256 is {found[:12]}..., the manifest says {sha256[:12]}...: the file has changed")
-    if "parts" not in entry:
-        return Stored(directory / entry["file"])
-    return Joined([directory / file for file, _ in files_of(entry)])

@@ -1,7 +1,7 @@
 """Training: the one loop that every strategy runs.
 
 `fit` asks a trainer for one optimizer step after the other. That is a `Trainer` (trainer.py) of one process, or a
-strategy of `parallel`, which does the same on many ranks:
+strategy of `parallel`, which does the same on many processes:
 
     trainer = Trainer(network, CrossEntropyLoss(), SGD(lr=0.1))
     fit(trainer, Loader(data.train, batch=64), epochs=5, test=Loader(data.test, batch=500, shuffle=False))
@@ -77,7 +77,7 @@ def fit(
     Parameters
     ----------
     trainer : Trainer
-        Of one process, or of many ranks (`parallel`).
+        Of one process, or of many (`parallel`).
     train : Data, Loader, Dataset, (x, y), or an iterable of batches (x, y)
         A Data has training samples, and validation and test samples that count where these arguments are None. A Loader
         gives global batches, cut for trainer.shard: train.epoch(e, start) yields (x, y, total). A Dataset, or two
@@ -87,7 +87,7 @@ def fit(
     callbacks : Callback or iterable of Callback
         They are called in this order.
     validation : as train, or None
-        Evaluated after every epoch, each shard by its own rank. Callbacks may choose by the scores.
+        Evaluated after every epoch, each shard by its own process. Callbacks may choose by the scores.
     schedule : callable or None
         Maps the step of this call, from 0, to a learning rate; None leaves the optimizer's. A `Plateau` is a schedule
         and a callback, and need not be given twice.
@@ -98,7 +98,7 @@ def fit(
     test : as train, or None
         Evaluated once, after the callbacks' on_end: the `result`.
     batch : int
-        Samples of a step over all ranks. A Loader has its own.
+        Samples of a step's global batch. A Loader has its own.
     metrics : Metric, name or function, or several
         Measured on validation and test data beside the loss and its own metric: an `nn.metrics.Metric`, its name such
         as "mae" or "top_5_accuracy", or a function (z, y) -> values whose name says the direction, such as `my_error`.
@@ -295,7 +295,7 @@ def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumula
             "not full, so its batch must not be larger than the data set"
         )
     clock = time.perf_counter()
-    training.meet()  # updates that are still in flight are training, too
+    training.synchronize()  # updates that are still in flight are training, too
     training.seconds += time.perf_counter() - clock
     training.epoch += 1
     record = {
@@ -321,7 +321,7 @@ def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumula
 
 
 def _total_weight(training: Training, y: np.ndarray, total: int) -> float | None:
-    """Return the weight of a step's global batch, whose targets the loader knows on every rank; None if not needed."""
+    """Return the weight of a step's global batch, whose targets every loader knows; None if not needed."""
     loss, train = training.trainer.whole_loss, training.train
     if not loss.weighted or len(y) == total or not hasattr(train, "targets"):
         return None
@@ -334,7 +334,7 @@ def evaluate(trainer: Trainer, data: Samples, batch: int = BATCH, metrics: Measu
     Parameters
     ----------
     trainer : Trainer
-        Of one process, or of many ranks (`parallel`).
+        Of one process, or of many (`parallel`).
     data : Loader, Dataset or (x, y)
         A Loader's batches are cut for trainer.shard; means are exact for uneven shards.
     batch : int

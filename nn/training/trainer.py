@@ -1,4 +1,4 @@
-"""Trainer: weights, loss and optimizer in one process; `parallel.DistributedTrainer` extends it to many ranks.
+"""Trainer: weights, loss and optimizer in one process; `parallel` extends it to many.
 
 A trainer owns the buffers (parameters, gradients, the optimizer's moments, running statistics) and makes one optimizer
 step at a time:
@@ -17,7 +17,7 @@ import hashlib
 import math
 import operator
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,13 +27,14 @@ from nn.core.network import Network, NotFinite
 from nn.losses import Loss
 from nn.metrics import Metric
 from nn.optim.optimizers import Optimizer, lies_in
+from nn.training.checkpoint_writer import CheckpointWriter
+from nn.training.checkpoints import Checkpoints
 from nn.training.loss_scale import LossScale
 from nn.training.prediction import BATCH, predict_in_batches
-from nn.training.stored import Fragment, Stored, Whole
+from nn.training.state_files import LazyState
 
 MOST_STEPS = 1 << 53  # that a checkpoint may tell: what a float64 counts
-PRIVATE = "exchange/", "compress/"  # how names in a state begin that one strategy or compressor keeps for itself
-OWN = "exchange/"  # how names of a state begin that one strategy of many ranks has kept for itself
+PRIVATE = "exchange/", "compress/"  # begin names of entries that only the kind of trainer that wrote them needs
 
 INSTEAD = {  # names that users of other libraries look for
     "fit": "nn.fit(trainer, data, epochs=5) trains",
@@ -101,12 +102,12 @@ class Trainer:
 
     Attributes
     ----------
-    held : Network
-        What this process has of the network: here all of it.
-    flat_parameters, gradients : flat arrays in held.layout
+    local_network : Network
+        What this process has of the network, as a network of its own: here all of it.
+    flat_parameters, gradients : flat arrays in local_network.layout
     slots : dict of flat arrays
         The optimizer's moments.
-    buffers : flat array in held.buffer_layout
+    buffers : flat array in local_network.buffer_layout
         Running statistics, such as batch normalisation's.
     p, g : views
         Parameters and gradients as layers see them.
@@ -117,43 +118,27 @@ class Trainer:
     shard : (index, count)
         Which part of every global batch this trainer expects from the loader.
     writer : bool
-        Whether this process writes files and lines of the log: of many ranks one does.
-    communicator, pass_ : None
-        Of many ranks, what connects them, and what one of them computes of a step.
-    apart : bool
-        Whether ranks make steps of their own, and come together only in `meet`.
-    scattered : bool
-        Whether the state lies on several ranks, so that `entries` gathers it.
-    on_disk : bool
-        Whether some of the state lies in files, because memory is too small for it.
+        Whether this process writes files and lines of the log: of several that train together one does.
     name : str
         For the log.
-    sends, notes : str
-        What a report of memory and messages says beside its numbers.
-    phases : tuple of (name, method, together)
-        What a step is made of, for whoever measures it: a method of the trainer, or one of its part for "part.method";
-        whether all ranks do it together. It is called without keywords.
     """
 
     shard = (0, 1)
     writer = True
-    searches = False  # whether a step may evaluate the batch several times, as QuasiNewton needs it
-    communicator = pass_ = None
-    apart = scattered = on_disk = False
-    name, sends, notes = "Trainer", "", ""
-    phases = (("compute", "compute_gradients", False), ("update", "update", False))
+    searches = False  # whether a step may evaluate the batch several times: see Optimizer.searches
+    name = "Trainer"
 
     flat_parameters, gradients, buffers = map(_buffer, ("_flat_parameters", "_gradients", "_buffers"))
 
     def __init__(self, network: Network, loss: Loss, optimizer: Optimizer, seed: int = 0):
         check_parts(network, loss, optimizer, seed, self.searches)
         self.network, self.loss, self.optimizer, self.seed = network, loss, optimizer, seed
-        held = self.held = self.hold(network)
-        self.buffers = held.buffer_layout.zeros(network.dtype)
-        held.buffer_layout.initialize(self.buffers, seed)
+        local = self.local_network = self.make_local_network(network)
+        self.buffers = local.buffer_layout.zeros(network.dtype)
+        local.buffer_layout.initialize(self.buffers, seed)
         self.loss_scale = LossScale() if network.mixed else None
         self.make_context()
-        # Statistics over all ranks need every rank, one without samples too.
+        # Statistics over a group need every member, one without samples too.
         self.everyone = any(layer.synchronized for _, layer, _, _ in network.layers())
         self.loss_rows = loss.rows(network.out_shape)
         self.whole_loss = loss  # what targets weigh; strategies may compute a part of it, as `loss`
@@ -165,7 +150,7 @@ class Trainer:
 
     def make_context(self) -> None:
         """What layers are told about a pass of this trainer."""
-        self.ctx = self.held.context(self.buffers, self.seed, MemoryPool(), may_overwrite_grad=True)
+        self.ctx = self.local_network.context(self.buffers, self.seed, MemoryPool(), may_overwrite_grad=True)
         self.half, self.lock = self.ctx.network_context.mixed_precision, threading.RLock()
 
     def make_views(self) -> None:
@@ -207,7 +192,7 @@ class Trainer:
         return [*self.optimizer.frozen, *(name for name, rate in self.optimizer.rates.items() if not rate)]
 
     def freeze(self, *layers: str) -> None:
-        """Train these layers no more: their parameters and moments stay as they are (on ranks: alike on all).
+        """Train these layers no more: their parameters and moments stay as they are.
 
         Running statistics of batch normalisation go on, as in PyTorch. It is `optimizer.frozen`.
 
@@ -244,8 +229,8 @@ class Trainer:
             if not any(optimizer.rate_of(name) for name in self.network.layout.names if lies_in(name, layer)):
                 optimizer.rates = {**optimizer.rates, layer: 1.0}  # a layer around it has the rate 0
 
-    def hold(self, network: Network) -> Network:
-        """What this process holds and computes of the network: all of it."""
+    def make_local_network(self, network: Network) -> Network:
+        """Return what this process has and computes of the network: here all of it."""
         return network
 
     def allocate(self) -> None:
@@ -274,7 +259,7 @@ class Trainer:
             None where this shard is the whole batch.
         accumulate : int
             Micro-batches into which the shard is cut. They are computed one after the other and their gradients added:
-            less memory for activations, the same step. Nothing is sent to other ranks before the last one.
+            less memory for activations, the same step.
         total_weight : float or None
             Of a loss whose rows count differently (`ignore_index`, `class_weights`): the sum of `loss.count(y)` over
             the global batch, by which the mean divides. None where this shard is the whole batch. 0 gives a loss of 0.
@@ -312,7 +297,7 @@ class Trainer:
         return loss
 
     def samples_at_once(self, total: int, accumulate: int) -> set[int]:
-        """Return the sizes of the micro-batches of a batch of `total` samples, on all ranks."""
+        """Return the sizes of the micro-batches of a batch of `total` samples, in all shards."""
         return {rows.stop - rows.start for rows in micro_batches(total, accumulate)}
 
     def begin_step(self) -> None:
@@ -466,7 +451,7 @@ class Trainer:
     def look(self, micro: tuple[int, np.ndarray]) -> NotFinite | None:
         """Return where the first value that is not finite appears in the forward pass of a micro-batch."""
         self.ctx.micro_batch.sample, x = micro
-        return self.held.first_bad(self.p, x, self.ctx) if len(x) else None
+        return self.local_network.first_bad(self.p, x, self.ctx) if len(x) else None
 
     def predict(self, x: np.ndarray, batch: int = BATCH) -> np.ndarray:
         """Return the network's outputs (N, *out_shape) for samples (N, *in_shape), in evaluation mode.
@@ -524,8 +509,8 @@ class Trainer:
         """The sum of an array over all shards."""
         return values
 
-    def meet(self, loss: float) -> float:
-        """Shards that train apart come together, as at the end of an epoch: their mean of a loss. Here is but one."""
+    def synchronize(self, loss: float) -> float:
+        """Bring shards together that have trained apart, as an epoch ends; return their mean of a loss. Here is one."""
         return loss
 
     def state_dict(self) -> dict[str, np.ndarray]:
@@ -541,16 +526,8 @@ class Trainer:
         yield from (array for _, array in self.named_parameters())
 
     def named_parameters(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Iterate over (name, array), such as ("0.W", the first layer's weights): views, which may be written into.
-
-        Raises
-        ------
-        ValueError
-            Several ranks have parts of the arrays: `state_dict` gathers these.
-        """
-        if self.scattered:
-            raise ValueError(f"{self.name}: ranks have parts of the parameters; state_dict() gathers them on rank 0")
-        yield from self.held.layout.items(self.flat_parameters)
+        """Iterate over (name, array), such as ("0.W", the first layer's weights): views, which may be written into."""
+        yield from self.local_network.layout.items(self.flat_parameters)
 
     def small(self) -> Iterator[tuple[str, np.ndarray]]:
         """(name, array) of what every process has of the state: running statistics, and the loss scale."""
@@ -560,22 +537,21 @@ class Trainer:
 
     def running(self) -> Iterator[tuple[str, np.ndarray]]:
         """(name, array) of the running statistics."""
-        yield from ((f"state/{name}", array) for name, array in self.held.buffer_layout.items(self.buffers))
+        yield from ((f"state/{name}", array) for name, array in self.local_network.buffer_layout.items(self.buffers))
 
     def entries(self) -> Iterator[tuple[str, np.ndarray]]:
-        """`state`, an entry at a time, as a checkpoint is written: a strategy that shards it gathers no more at once.
+        """Iterate over `state_dict`, an entry at a time, as a checkpoint is written: not all need be in memory at once.
 
-        First the steps. An array may change when the next one is asked for. Every rank goes through all; only rank
-        0's arrays count.
+        First the steps. An array may change when the next one is asked for. Processes that train together go through
+        all of it together; only the arrays of the one that writes count.
         """
         state = self.state_dict()
         yield "steps", state.pop("steps")
         yield from state.items()
 
-    def fragments(self) -> Iterator[Fragment]:
-        """What this process writes of a checkpoint that all write together: of every array of `state`, all have each
-        element once. Every rank goes through its own."""
-        yield from (Fragment(name, array) for name, array in self.entries())
+    def checkpoint_writer(self, checkpoints: Checkpoints, background: bool = False) -> CheckpointWriter:
+        """Return what writes checkpoints of this trainer; `background`: on a thread, while training goes on."""
+        return CheckpointWriter(self, checkpoints, background)
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what `state` returned; refuses missing, foreign and misshapen entries by name."""
@@ -593,7 +569,7 @@ class Trainer:
         ----------
         weights : what `nn.load` returns, a trainer of one process, or the mapping that its state_dict returns
             Parameters and running statistics are taken over where name and shape are those of this network; all others,
-            such as those of a new last layer, are drawn anew. On ranks all call this.
+            such as those of a new last layer, are drawn anew.
 
         Returns
         -------
@@ -632,29 +608,12 @@ class Trainer:
         psi = self.network.layout.count * self.network.dtype.itemsize
         return {"parameters": psi, "gradients": psi, "moments": psi * len(self.optimizer.slots)}
 
-    def check_replicas(self) -> None:
-        """Compare what ranks should hold alike: one process has nothing to compare with."""
-
-    def tell_epoch(self, steps: int) -> None:
-        """How many steps an epoch has; whoever runs the trainer says it before the first one."""
-
-    def bytes_sent(self) -> dict[str, float]:
-        """What compression saves between ranks, counted; empty where nothing counts it."""
-        return {}
-
-    def describe(self) -> str:
-        """How the work is shared, for the log; empty where there is nothing to say."""
-        return ""
-
-    def say(self, line: str) -> None:
-        """Told what is worth a line in the log; whoever runs the trainer may put a function here."""
+    def run_on_writer(self, write: Callable[[Trainer], None]) -> None:
+        """Call write(self) in the process that writes files; where it fails, all that train together raise."""
+        write(self)
 
     def close(self) -> None:
-        """Give back what this trainer holds outside of its arrays: nothing, on one process."""
-
-    def alone(self) -> Trainer | None:
-        """A trainer of one process with this state, to look into the network; None on all ranks but the first."""
-        return self
+        """Give back what this trainer holds outside of its arrays: here nothing."""
 
 
 def check_parts(network: Network, loss: Loss, optimizer: Optimizer, seed: int, searches: bool = False) -> None:
@@ -735,7 +694,7 @@ def state_kinds(network: Network, slots: Iterable[str]) -> dict[str, tuple[tuple
 def check_state(expected: dict[str, tuple[tuple[int, ...], np.dtype]], state: Mapping[str, np.ndarray]) -> str:
     """What is wrong with a state where entries of these shapes and dtypes are expected, in words; '' if nothing.
 
-    What a strategy keeps for itself alone is in no state that is wrong: see `UsableState`.
+    Entries that another kind of trainer keeps for itself (PRIVATE) are ignored.
     """
     if not isinstance(state, Mapping):
         return f"a state is a dict of arrays by name, as `state` gives it and checkpoints hold it; given {state!r:.80}"
@@ -756,39 +715,7 @@ def check_state(expected: dict[str, tuple[tuple[int, ...], np.dtype]], state: Ma
 
 def kind_of(state: Mapping[str, np.ndarray], name: str) -> tuple[tuple[int, ...], np.dtype] | None:
     """Return (shape, dtype) of an entry of a state; None if it is no array."""
-    if isinstance(state, Stored | Whole):  # of files: an array is read when it is known to be right
+    if isinstance(state, LazyState):  # an array is read when it is known to be right
         return state.kind(name)
     array = state[name]
     return (array.shape, array.dtype) if hasattr(array, "dtype") else None
-
-
-class UsableState(Mapping):
-    """A state without those private entries that a strategy cannot go on with.
-
-    The one rule for what a strategy keeps for itself alone (residuals of compression, an outer momentum, replicas;
-    names that begin with one of PRIVATE): the strategy that knows it takes it over, if all of its kind is there in the
-    expected shapes; else it begins anew. All others ignore it. It is never a reason to refuse a state.
-
-    Parameters
-    ----------
-    private : dict
-        Name -> (shape, dtype) of what the strategy knows.
-    state : mapping
-        Name -> array.
-    """
-
-    def __init__(self, private: Mapping[str, tuple], state: Mapping[str, np.ndarray]):
-        kind = lambda name: name.split("/")[1]
-        unusable = {kind(name) for name in private if name not in state or kind_of(state, name) != private[name]}
-        self.state, self.hidden = state, {name for name in private if kind(name) in unusable}
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name in self.hidden:
-            raise KeyError(name)
-        return self.state[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in self.state if name not in self.hidden)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)

@@ -24,7 +24,7 @@ class Training:
         (since training began). With validation data also validation_loss, validation_accuracy where there are classes,
         and one entry for each of `metrics`. In mixed precision also loss_scale and skipped_steps.
     stop : bool
-        A callback sets it to end training after this epoch, on all ranks alike: decide from the history.
+        A callback sets it to end training after this epoch, in all processes alike: decide from the history.
     result : dict
         Loss and accuracy on the test data, after training; empty without test data.
     first_epoch, first_step : int
@@ -63,9 +63,9 @@ class Training:
         """Return "min" or "max": which way an entry of the records gets better. See `nn.metrics.direction`."""
         return direction(metric, mode, self.trainer.metrics)
 
-    def meet(self) -> None:
-        """Shards that train apart come together, with one loss: where an epoch ends, or a checkpoint is kept."""
-        self.loss_sum = self.trainer.meet(self.loss_sum)
+    def synchronize(self) -> None:
+        """Bring shards together that have trained apart: where an epoch ends, or a checkpoint is saved."""
+        self.loss_sum = self.trainer.synchronize(self.loss_sum)
 
     def progress(self) -> dict:
         """Return what a checkpoint keeps beside the trainer's state, for `fit(progress=...)`."""
@@ -75,7 +75,7 @@ class Training:
 class Callback:
     """Base of what `fit` calls while it trains.
 
-    Every rank calls its callbacks, in the same order: print and write files only where `training.trainer.writer` is.
+    Every process calls its callbacks, in the same order: print and write files only where `training.trainer.writer` is.
 
     Examples
     --------

@@ -18,7 +18,6 @@ from nn.data import masking
 from nn.layers.batch_normalization import BatchNorm
 from nn.models.googlenet import AuxiliaryLoss
 from nn.optim import optimizers
-from nn.optim.lbfgs import QuasiNewton
 from nn.optim.learning_rates import Schedule
 from nn.registry import from_text, lookup
 from nn.training import schedules
@@ -26,6 +25,7 @@ from nn.training.checkpoints import CheckpointError
 from nn.training.trainer import check_rates, fitting_weights
 from parallel.command import rules
 from parallel.command.options import Options
+from parallel.exchange.commanded.quasi_newton import QuasiNewton
 from parallel.launch import launcher
 from parallel.settings import OptionError
 from parallel.strategies.sandblaster import SandblasterKeys

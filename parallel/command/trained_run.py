@@ -13,6 +13,7 @@ from nn.data.text import VOCABULARY
 from parallel.command.options import Options
 from parallel.command.parsing import resumed
 from parallel.settings import OptionError, shortened
+from parallel.state.sharded_checkpoints import ShardedCheckpoints
 
 FILE = "network.npz"
 LOOKED_AT = 200  # training samples, for what their borders are like
@@ -64,7 +65,7 @@ def opened(place: str) -> nn.Model:
     from parallel.command import factory
 
     options = Options(**resumed({"resume": place}))
-    kept = nn.Checkpoints(path / "checkpoints")
+    kept = ShardedCheckpoints(path / "checkpoints")
     named = {entry["file"] for entry in kept.entries()}
     if not named:
         raise OptionError(f"{place}: nothing was saved yet, neither {FILE} nor a checkpoint")

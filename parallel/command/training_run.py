@@ -30,7 +30,9 @@ from parallel.reports.figures import write_figure
 from parallel.reports.memory_report import MemoryReport, resident
 from parallel.reports.staleness import Staleness, write_staleness
 from parallel.reports.timeline import Timeline, write_trace
+from parallel.run_trainer import RunTrainer
 from parallel.settings import changed, flag
+from parallel.state.sharded_checkpoints import ShardedCheckpoints
 from parallel.strategies import STRATEGIES, axes, build_trainer
 from parallel.strategies.auto import AUTO
 
@@ -120,7 +122,7 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
         trainer.close()
         return {}
     how = kept_how(options)
-    kept = checkpoints.Checkpoints(out / "checkpoints", how["keep"], lasting(options))
+    kept = ShardedCheckpoints(out / "checkpoints", how["keep"], lasting(options))
     if again:
         progress = go_on(trainer, kept, say, survivor, point)
     else:
@@ -234,7 +236,7 @@ def wait_for_writer(world) -> None:
         time.sleep(0.01)
 
 
-def introduce(options: Options, parts: Parts, trainer: nn.Trainer, say) -> None:
+def introduce(options: Options, parts: Parts, trainer: RunTrainer, say) -> None:
     """What is trained, on what, how."""
     say(parts.network.summary())
     say(f"{parts.data.name}: {describe_splits(parts.data)}")
@@ -255,7 +257,7 @@ def finishing(keeper: checkpoint_callback.KeepCheckpoints):
         keeper.wait()
 
 
-def leave_network(options: Options, parts: Parts, trainer: nn.Trainer, say) -> None:
+def leave_network(options: Options, parts: Parts, trainer: RunTrainer, say) -> None:
     """Write the network, for whoever uses it: scripts/predict.py, nn.load (every rank: shards meet here)."""
     file = Path(options.out) / trained_run.FILE
     try:
@@ -320,7 +322,7 @@ def describe(result: dict) -> str:
     return f"{score} after {epochs} epoch{'' if epochs == 1 else 's'}"
 
 
-def go_on(trainer: nn.Trainer, kept: checkpoints.Checkpoints, say, survivor, point) -> dict | None:
+def go_on(trainer: RunTrainer, kept: checkpoints.Checkpoints, say, survivor, point) -> dict | None:
     """Take over what the members of a run have that others have died of; returns its progress."""
     if point:
         trainer.load_state_dict(point.state())
@@ -399,7 +401,7 @@ def communicator(options: Options):
     return Communicator(MPI.COMM_WORLD, allreduce=options.allreduce, watch=options.watch)
 
 
-def make_trainer(options: Options, parts: Parts, world) -> nn.Trainer:
+def make_trainer(options: Options, parts: Parts, world) -> RunTrainer:
     """The trainer of --strategy on these ranks; of one process, where `world` is None."""
     _, network, loss, optimizer = parts
     if world is None and options.reproducible:
@@ -407,11 +409,11 @@ def make_trainer(options: Options, parts: Parts, world) -> nn.Trainer:
 
         return ReproducibleSerial(network, loss, optimizer, options.seed, options.reproducible)
     if world is None and not STRATEGIES[options.strategy_name].searches:
-        return nn.Trainer(network, loss, optimizer, options.seed)
+        return RunTrainer(network, loss, optimizer, options.seed)
     return build_trainer(options, network, loss, optimizer, world)
 
 
-def start_from(options: Options, trainer: nn.Trainer, say) -> None:
+def start_from(options: Options, trainer: RunTrainer, say) -> None:
     """Take over the weights of --from (all ranks); a checkpoint of a resumed run replaces them."""
     if options.from_ is None or options.resume is not None:
         return
@@ -443,13 +445,13 @@ def replica_checks(steps: int) -> nn.Callback:
     return CheckReplicas(steps)
 
 
-def resume(options: Options, trainer: nn.Trainer, kept: checkpoints.Checkpoints, say) -> dict | None:
+def resume(options: Options, trainer: RunTrainer, kept: checkpoints.Checkpoints, say) -> dict | None:
     """Load the last whole checkpoint where --resume asks for it; refuse to overwrite a run otherwise."""
     check_checkpoints(options)
     return None if options.resume is None else load(trainer, kept, say)
 
 
-def load(trainer: nn.Trainer, kept: checkpoints.Checkpoints, say) -> dict:
+def load(trainer: RunTrainer, kept: checkpoints.Checkpoints, say) -> dict:
     """Load the last whole checkpoint; returns its progress."""
     with warnings.catch_warnings(record=True) as damaged:
         warnings.simplefilter("always")
@@ -465,7 +467,7 @@ def load(trainer: nn.Trainer, kept: checkpoints.Checkpoints, say) -> dict:
     return progress
 
 
-def describe_rate(options: Options, schedule, trainer: nn.Trainer, progress: dict, say) -> None:
+def describe_rate(options: Options, schedule, trainer: RunTrainer, progress: dict, say) -> None:
     """Say how long the schedule of a resumed run lasts, and at what rate it goes on: more epochs stretch it."""
     step = trainer.steps - progress.get("first_step", 0)
     before = progress["history"][-1].get("lr") if progress["history"] else None
@@ -476,7 +478,7 @@ def describe_rate(options: Options, schedule, trainer: nn.Trainer, progress: dic
     say(line)
 
 
-def describe_ranks(trainer: nn.Trainer, options: Options) -> str:
+def describe_ranks(trainer: RunTrainer, options: Options) -> str:
     """How many ranks train and how, and which options have no effect on one process."""
     count = trainer.communicator.size if trainer.communicator else 1
     if count == 1:

@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from nn.training.fit import Training
-from nn.training.stored import Fragment, Gathered
+from parallel.state.fragments import Fragment, GatheredFragments
 
 KEPT = 2
 
@@ -145,4 +145,4 @@ class Copies(NamedTuple):
 
     def state(self) -> dict[str, np.ndarray]:
         """The state, as any trainer loads it from its first rank."""
-        return dict(Gathered(part.fragments() for part in self.parts))
+        return dict(GatheredFragments(part.fragments() for part in self.parts))

@@ -139,7 +139,7 @@ class Survivor:
         """
         root = self.members.root
         with self.termination:
-            self.termination.watch()
+            self.termination.start()
             while not root.Iprobe(0, DONE):
                 if self.termination.asked:
                     raise Terminated("ended by SIGTERM")

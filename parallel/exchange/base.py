@@ -22,11 +22,11 @@ import numpy as np
 
 from nn.core.network import Network
 from nn.optim.optimizers import Optimizer
-from nn.training.stored import Fragment
 from nn.training.trainer import check_state, state_kinds
 from parallel.exchange.step_result import StepMessage, StepResult, checksum
 from parallel.mesh import Mesh
 from parallel.passes.whole import Samples, Whole
+from parallel.state.fragments import Fragment
 
 
 class Exchange:
@@ -51,8 +51,8 @@ class Exchange:
         Whether it brings together itself what ranks have in parts: it sees the whole mesh, and its state is whole.
     phases : tuple of (name, method, together)
         As of a trainer.
-    fetch : callable (Run) or None
-        Called before a layer is run.
+    before_layer : callable (LayerContext) or None
+        Called before a layer is run, forward or backward.
     apart : bool
         Whether ranks make steps of their own, and only `settle` brings them together.
     offload : path or None
@@ -69,7 +69,7 @@ class Exchange:
     sharded: tuple[str, ...] = ()
     adds_up = True
     from_first = joins = False
-    fetch: Callable | None = None
+    before_layer: Callable | None = None
     apart = bad = False
     offload, trees = None, ()
     whole = -1, 0
@@ -128,7 +128,7 @@ class Exchange:
     def begin(self, step: int, samples: int, total: int, parts: int) -> dict[str, Callable]:
         """A step begins, for which this rank has so many samples of `total`, and computes them in so many parts.
 
-        Returns what takes the factors of gradients in their place, by the paths of layers.
+        Returns what takes the factors of gradients in place of these: see NetworkContext.product_hooks.
         """
         self.step = step
         return {}

@@ -16,11 +16,12 @@ import numpy as np
 
 from nn.core.layout import ALIGN
 from nn.core.network import Network
-from nn.core.parts import cut, join, part_shape
-from nn.training.stored import Fragment
-from nn.training.trainer import OWN, UsableState, check_state, state_kinds
+from nn.training.trainer import check_state, state_kinds
 from parallel.exchange.base import Exchange
 from parallel.mesh import Mesh
+from parallel.state.fragments import Fragment
+from parallel.state.private_state import OWN, UsableState
+from parallel.state.splits import cut, join, part_shape, split_of, whole_specs
 
 TAG = 31  # of all messages here
 
@@ -106,7 +107,7 @@ class PartHomes(Homes):
         super().__init__(mesh, network, exchange)
         held = exchange.network
         layout = held.layout
-        self.specs = held.whole.specs | held.whole_buffers.specs  # of whole arrays
+        self.specs = whole_specs(held)
         own = [*(name for name in layout.specs if name not in layout.borrowed), *held.buffer_layout.specs]
         mine = own, sorted(layout.borrowed)
         everyone = mesh.pipeline.allgather(mine) if mesh.pipeline else [mine]
@@ -176,13 +177,12 @@ class PartHomes(Homes):
                 continue  # borrowed from another stage
             if ranks and self.is_cut(fragment.name):
                 spec = self.specs[array_of(fragment.name)]
-                yield replace(fragment, shape=spec.shape, part=(ranks.rank, ranks.size), split=spec.split)
+                yield replace(fragment, shape=spec.shape, part=(ranks.rank, ranks.size), split=split_of(spec))
             elif ranks is None or ranks.rank == 0:
                 yield fragment
 
     def is_cut(self, name):
-        spec = self.specs.get(array_of(name))
-        return spec is not None and spec.split is not None
+        return split_of(self.specs.get(array_of(name))) is not None
 
     def _join(self, name: str, array: np.ndarray) -> np.ndarray:
         """The whole array from its parts, on the first of the ranks that have them; elsewhere as it is."""

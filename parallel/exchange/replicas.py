@@ -33,9 +33,9 @@ import numpy as np
 from mpi4py.MPI import IN_PLACE, MAX
 
 from nn.optim.optimizers import SGD
-from nn.training.trainer import OWN
 from parallel.exchange.local_update import LocalUpdate
 from parallel.exchange.step_result import AgreementCode, SizeLog, StepResult, late_disagreement
+from parallel.state.private_state import OWN
 
 
 class Replicas(LocalUpdate):

@@ -18,7 +18,6 @@ import numpy as np
 from mpi4py.MPI import IN_PLACE, MAX
 
 from nn.core.layout import Layout
-from nn.training.stored import Fragment
 from parallel.exchange.base import Exchange
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.exchange import Memories, Pieces
@@ -26,6 +25,7 @@ from parallel.exchange.fixed_tree import TreeSum
 from parallel.exchange.push_pull import pull, push, roles, server_slices
 from parallel.exchange.step_result import StepMessage, StepResult, head_elements
 from parallel.passes.virtual_shards import refuse_norms
+from parallel.state.fragments import Fragment
 
 
 class Served(Exchange):

@@ -80,7 +80,7 @@ class Sharded(Exchange):
         self.cut = UnitLayout(self.network, self.mesh.count, self.unit_bytes)
         self.regions = [self.cut.region(unit, rank) for unit in self.cut.units]
         for region in self.regions:
-            region.elsewhere = self.layout.replicas  # what is borrowed has its norm where it is used, too
+            region.elsewhere = self.layout.duplicates  # what is borrowed has its norm where it is used, too
         self.region = ShardRegion(self.cut, rank)
         names = [*self.optimizer.slots, *reversed(self.sharded[1:])]
         found = shards(names, self.cut.size, dtype, self.offload, self.mesh.communicator)
@@ -293,11 +293,11 @@ class Sharded(Exchange):
     # ------------------------------------------------------------------------------------------- gathering, in stage 3
 
     @property
-    def fetch(self):
-        return self._fetch if self.stage == 3 else None
+    def before_layer(self):
+        return self._prefetch if self.stage == 3 else None
 
-    def _fetch(self, ctx) -> None:
-        """Before a layer is run: gather the units that it needs, and start on the next ones."""
+    def _prefetch(self, ctx) -> None:
+        """Gather the units that a layer needs, and start on the next ones."""
         self._use_all(ctx.path)
 
     def _use_all(self, path: str) -> None:

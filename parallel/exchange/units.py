@@ -150,7 +150,7 @@ class ShardRegion:
 
     def __init__(self, cut: UnitLayout, rank: int):
         layout = cut.layout
-        self.names, self.elsewhere = layout.names, layout.replicas | layout.borrowed
+        self.names, self.elsewhere = layout.names, layout.duplicates | layout.borrowed
         self.tensors, self.decayed, self.owned, self.blocks = [], [], [], ((), [])
         for unit in cut.units:
             region = cut.region(unit, rank)

@@ -65,7 +65,7 @@ class Whole:
     peers = None  # a communicator of ranks on the axis "pipeline" that have the same of the network
     note = None  # told (name, start, end) of what is done inside the phases, where somebody records it
 
-    def hold(self, network: Network, mesh: Mesh) -> Network:
+    def make_local_network(self, network: Network, mesh: Mesh) -> Network:
         """What this rank computes of the network."""
         return network
 

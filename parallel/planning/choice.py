@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from nn.core.network import Network
-from nn.core.stages import stages
 from parallel.planning.job import Prediction
 from parallel.planning.tables import nbytes, seconds
+from parallel.state.stages import stages
 
 
 def options_of(prediction: Prediction, network: Network | None = None) -> dict[str, str]:

@@ -19,7 +19,7 @@ from operator import attrgetter
 import numpy as np
 
 from nn.training.fit import Callback
-from nn.training.trainer import Trainer
+from parallel.run_trainer import RunTrainer
 
 PARTS = ("compute", "wait", "communicate", "update", "input")
 OWN = {"compute": 0, "forward": 0, "backward": 0, "loss": 0, "wait": 1, "communicate": 2, "update": 3}  # phases
@@ -35,7 +35,7 @@ class Breakdown(Callback):
 
     Parameters
     ----------
-    trainer : Trainer or a strategy of `parallel`
+    trainer : RunTrainer
         Its phases are measured from now on.
 
     Attributes
@@ -44,7 +44,7 @@ class Breakdown(Callback):
         Seconds a step of every rank, in the order of PARTS: means over the steps of all epochs so far.
     """
 
-    def __init__(self, trainer: Trainer):
+    def __init__(self, trainer: RunTrainer):
         self.communicator = trainer.communicator
         self.thread = threading.get_ident()
         self.spent = [0.0] * len(PARTS)
@@ -140,7 +140,7 @@ class Breakdown(Callback):
         return np.array(self.communicator.allgather(mine))
 
 
-def wrap(trainer: Trainer, method: str, around: Callable[[Callable], Callable]) -> None:
+def wrap(trainer: RunTrainer, method: str, around: Callable[[Callable], Callable]) -> None:
     """trainer.method = around(trainer.method), for this trainer alone; of one of its parts for "part.method"."""
     path, _, name = method.rpartition(".")
     owner = attrgetter(path)(trainer) if path else trainer

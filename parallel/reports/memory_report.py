@@ -13,8 +13,8 @@ resident memory of the process, and in no formula.
 
 from __future__ import annotations
 
-from nn.training.trainer import Trainer
 from parallel.reports.breakdown import wrap
+from parallel.run_trainer import RunTrainer
 
 KINDS = ("parameters", "gradients", "moments")
 
@@ -30,14 +30,14 @@ class MemoryReport:
 
     Parameters
     ----------
-    trainer : Trainer or a strategy of `parallel`
+    trainer : RunTrainer
     traffic : Traffic or None
         What the trainer communicates through; None for one process.
     before : int
         `resident()` before the trainer was made.
     """
 
-    def __init__(self, trainer: Trainer, traffic, before: int):
+    def __init__(self, trainer: RunTrainer, traffic, before: int):
         self.trainer, self.traffic, self.before = trainer, traffic, before
         self.sent = self.steps = 0
         if traffic:

@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 
 from nn.training.checkpoints import write_atomically
-from nn.training.trainer import Trainer
 from parallel.reports.breakdown import wrap
 from parallel.reports.figures import write_figure
+from parallel.run_trainer import RunTrainer
 
 MOST = 20_000  # events a rank keeps: the first ones; a long run need not fit
 STAGES = "stages"  # the lane of what a pipeline's stages do, which lies inside the phases
@@ -59,7 +59,7 @@ class Timeline:
 
         return timed
 
-    def watch(self, trainer: Trainer) -> None:
+    def watch(self, trainer: RunTrainer) -> None:
         """Let every step of this trainer leave its events: its phases, as breakdown.py has them."""
         for name, method, together in trainer.phases:
             wrap(trainer, method, partial(self.timed, name, together))

@@ -14,6 +14,7 @@ from collectives.steps import chunk
 from nn.core.context import LayerContext
 from nn.core.memory_pool import MemoryPool
 from parallel.mesh import Ranks
+from parallel.strategies.activation_transfer import pack, transfer, transfer_dtype, unpack
 from parallel.strategies.tensor.moves import Cut
 
 
@@ -49,7 +50,7 @@ class Rounds:
     group : Ranks
     features : int
         Of a sample, in the last axis.
-    run : Run
+    ctx : LayerContext
         Of the network.
     """
 
@@ -90,10 +91,10 @@ class Rounds:
         if self.scheme == "turns":
             turn = int(np.argmax(counts))
             mine = turn == self.rank
-            wire = self.context.wire(a.dtype)
-            x = self._sent(a) if mine else self.memory.empty((counts[turn], *a.shape[1:]), wire)
+            dtype = transfer_dtype(self.context, a.dtype)
+            x = self._sent(a) if mine else self.memory.empty((counts[turn], *a.shape[1:]), dtype)
             request = communicator.Ibcast(x, turn)
-            return lambda: (request.Wait(), self.context.unpacked(x, a.dtype))[1]
+            return lambda: (request.Wait(), unpack(self.context, x, a.dtype))[1]
         most = max(counts)
         mine = self.memory.empty((most, *a.shape[1:]), a.dtype)
         mine[: hi - lo], mine[hi - lo :] = a[lo:hi], 0
@@ -103,13 +104,13 @@ class Rounds:
 
         def arrive(sent=mine):  # which must not be used again before
             request.Wait()
-            there = self.context.unpacked(found, a.dtype)
+            there = unpack(self.context, found, a.dtype)
             return there.reshape(-1, *a.shape[1:]) if min(counts) == most else _joined(there, counts)
 
         return arrive
 
     def _sent(self, a: np.ndarray) -> np.ndarray:
-        return self.context.packed(np.ascontiguousarray(a))
+        return pack(self.context, np.ascontiguousarray(a))
 
     def take_back(self, gx: np.ndarray, one: Round, ga: np.ndarray) -> None:
         """The gradients of a round's activations to those who have made them, summed."""
@@ -129,7 +130,7 @@ class Rounds:
         for rank, piece in enumerate(out):
             f, t = self.cut.bounds(rank, self.ranks)
             piece[: len(a), : t - f] = a[:, f:t]
-        return _joined(self.ctx.moved(self.group.swap, out), one.counts)[:, : self.cut.share(self.group)]
+        return _joined(transfer(self.ctx, self.group.swap, out), one.counts)[:, : self.cut.share(self.group)]
 
     def swapped_back(self, gx: np.ndarray, one: Round) -> np.ndarray:
         """The gradient of this rank's samples, of all features: nothing is to be summed."""
@@ -139,7 +140,7 @@ class Rounds:
         mine = one.counts[self.rank]
         back = [
             piece[:mine, : t - f]
-            for rank, piece in enumerate(self.ctx.moved(self.group.swap, out, gradient=True))
+            for rank, piece in enumerate(transfer(self.ctx, self.group.swap, out, gradient=True))
             for f, t in [self.cut.bounds(rank, self.ranks)]
         ]
         return np.concatenate(back, axis=1)

@@ -7,8 +7,8 @@ import math
 from nn.core.network import Network
 from nn.layers.dropout import Dropout
 from nn.losses import Loss
-from nn.optim.lbfgs import QuasiNewton
 from parallel.exchange.commanded.post import LIMIT
+from parallel.exchange.commanded.quasi_newton import QuasiNewton
 from parallel.exchange.commanded.shards import Commanded
 from parallel.mesh import Mesh, agree
 from parallel.passes.chunks import Chunks

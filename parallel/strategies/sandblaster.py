@@ -24,7 +24,7 @@ from parallel.strategies.parameter_server import ServerOptions
 if TYPE_CHECKING:
     from nn.core.network import Network
     from nn.losses import Loss
-    from nn.optim.lbfgs import QuasiNewton
+    from parallel.exchange.commanded.quasi_newton import QuasiNewton
     from parallel.trainer import DistributedTrainer
 
 

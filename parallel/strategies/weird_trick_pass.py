@@ -13,6 +13,7 @@ from nn.losses import Loss
 from parallel.exchange.messages import Buckets
 from parallel.mesh import Ranks
 from parallel.passes.whole import Whole
+from parallel.state.splits import NetworkPart
 from parallel.strategies.activation_rounds import Rounds
 from parallel.strategies.join import UnevenTotal
 from parallel.strategies.tensor.boundary import shapes, split
@@ -34,11 +35,11 @@ class WeirdTrick(Whole):
     def __init__(self, loss: Loss, scheme: str, bucketing: dict):
         self.whole_loss, self.scheme, self.bucketing = loss, scheme, bucketing
 
-    def hold(self, network, mesh):
+    def make_local_network(self, network, mesh):
         index, ranks = mesh.places["tensor"], mesh.sizes["tensor"]
         shared, self.parts_loss, self.at = split(network, self.whole_loss, ranks, self.scheme)
         self.shape = shapes(network)[self.at]
-        return shared.part(index, ranks) if ranks > 1 else shared
+        return NetworkPart(shared, index, ranks) if ranks > 1 else shared
 
     def start(self, mesh, network):
         super().start(mesh, network)
@@ -52,7 +53,7 @@ class WeirdTrick(Whole):
     def join(self, trainer):
         """The two halves of the network: their layers, and how they see arrays."""
         trainer.loss = self.parts_loss
-        held, ctx = trainer.held, trainer.ctx
+        held, ctx = trainer.local_network, trainer.ctx
         root, at = held.root, self.at
         self.halves = [Sequential(*root.layers[:at]), Sequential(*root.layers[at:])]
         self.views = [trainer.p[:at], trainer.p[at:]]
@@ -145,7 +146,7 @@ class WeirdTrick(Whole):
         batch.training, batch.pieces, context.on_gradients_ready = training, None, None
         pieces = self.moves.samples(len(x), batch.sample)
         a, _ = self.convolve(context, x)
-        found = np.empty((len(x), *trainer.network.out_shape), trainer.held.dtype)
+        found = np.empty((len(x), *trainer.network.out_shape), trainer.local_network.dtype)
         for one, given, _ in self.moves.moved(a, np.empty(len(x)), [n for _, n in pieces]):
             samples = [(first + lo, hi - lo) for (first, _), (lo, hi) in zip(pieces, one.rows, strict=True)]
             context.micro_batch = replace(batch, pieces=samples)
@@ -164,10 +165,10 @@ class WeirdTrick(Whole):
     def look(self, trainer, part):
         """As Whole. All ranks go on together, or none: from the activations on each sees everybody's."""
         trainer.ctx.micro_batch.sample, x = part
-        mine = trainer.held.bad_input(x, trainer.ctx)
+        mine = trainer.local_network.bad_input(x, trainer.ctx)
         if any(trainer.mesh.allgather(mine is not None)):
             return mine
-        return trainer.held.first_bad(trainer.p, x, trainer.ctx, lambda: self.predict(trainer, x, True))
+        return trainer.local_network.first_bad(trainer.p, x, trainer.ctx, lambda: self.predict(trainer, x, True))
 
     def close(self):
         self.buckets.close()

@@ -105,7 +105,7 @@ class DeclaresTooMuch(Wrong):
     [
         (Wrong("derivative"), "backward is not the derivative of forward"),
         (Wrong("batch"), "depends on the others in its batch"),
-        (Wrong("no samples"), "a batch without samples, which a rank may have, raises ValueError"),
+        (Wrong("no samples"), "a batch without samples, which a shard may have, raises ValueError"),
         (Wrong("cached"), "after a forward of other samples, backward makes something else"),
         (Wrong("index error"), r"specs\(\(6, 3\)\) raises IndexError.*nn.ShapeError"),
         (DeclaresTooMuch("declares too much"), 'the output shares memory.*output = "new" does not hold'),
@@ -198,7 +198,7 @@ class Descent(Optimizer):
     def slots(self):
         return "velocity" if self.mistake == "slots" else ("velocity",)
 
-    def apply(self, w, g, slots, step, region, sum_over_ranks=None):
+    def apply(self, w, g, slots, step, region, sum_over_slices=None):
         for place in [slice(None)] if self.mistake == "decays all" else region.decayed:
             if self.mistake != "no decay":
                 g[place] += self.weight_decay * w[place]
@@ -207,7 +207,7 @@ class Descent(Optimizer):
             v = self.kept.setdefault("v", np.zeros_like(w))
         v *= 0.9
         v += g
-        if self.mistake == "norm of a shard":
+        if self.mistake == "norm of a slice":
             v *= 1 / (1 + np.linalg.norm(g))
         if self.mistake == "padding":
             v += 1e-3
@@ -229,7 +229,7 @@ class Descent(Optimizer):
         ("another array", "leaves the parameters as they were"),
         ("decays all", "weight decay changes a bias"),
         ("no decay", "weight_decay does nothing"),
-        ("norm of a shard", "updates of shards.*are not those of the whole"),
+        ("norm of a slice", "updates of slices.*are not those of the whole"),
     ],
 )
 def test_each_mistake_of_an_optimizer_gets_its_sentence(mistake, sentence):

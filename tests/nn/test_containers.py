@@ -6,17 +6,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from passes import check_contract, check_micro_batches, one_pass
 
+from nn.analysis.check_layer import check_layer
 from nn.analysis.gradcheck import gradcheck
 from nn.core.containers import Parallel, Recompute, Residual
 from nn.core.layer import Layer, Sequential, ShapeError, Spec
 from nn.core.network import Network
+from nn.files.model import load, save
 from nn.layers.activations import GELU, LogSoftmax, ReLU, Sigmoid, Softmax, Tanh
 from nn.layers.attention import MultiHeadAttention, TransformerBlock
 from nn.layers.dense import Linear, TiedLinear
 from nn.layers.dropout import Dropout
 from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions
 from nn.layers.reshaping import Flatten, Reshape
+from nn.losses import CrossEntropyLoss
+from nn.optim.optimizers import SGD
 from nn.registry import entries
+from nn.training.fit import fit
+from nn.training.trainer import Trainer
 
 
 def sample(shape=(5, 4), seed=0):
@@ -240,3 +246,80 @@ def test_what_does_not_fit_is_refused_by_name():
     ):
         with pytest.raises(TypeError, match=words):
             make()
+
+
+class Column(Layer):
+    """One column of ids (N, columns)."""
+
+    ids = True
+
+    def __init__(self, index):
+        self.index = index
+
+    def specs(self, in_shape):
+        return {}, (1,)
+
+    def forward(self, p, x, ctx):
+        return x[:, self.index : self.index + 1], None
+
+    def backward(self, p, gy, saved, ctx):
+        return None, {}
+
+
+def ids_in_branches():
+    """Two tables of the same ids, one of them behind a linear layer; and one table for each column."""
+    same = Parallel(Embedding(7, 3), Sequential(Embedding(7, 4), Linear(4, 2)))
+    columns = Parallel(Sequential(Column(0), Embedding(7, 3)), Sequential(Column(2), Embedding(9, 2)))
+    return {"same ids": same, "columns": columns}
+
+
+@pytest.mark.parametrize("name", ids_in_branches())
+def test_branches_of_ids_have_right_gradients(name):
+    layer, ids = ids_in_branches()[name], np.random.default_rng(3).integers(0, 7, (6, 3))
+    assert gradcheck(layer, ids) < 1e-6
+    assert gradcheck(Sequential(layer, Tanh(), Flatten()), ids) < 1e-6
+    check_layer(layer, (3,))
+    check_micro_batches(layer, ids)
+
+
+def test_branches_of_ids_train_as_in_pytorch():
+    """The look-up of a table is told apart from the other one's: the same weights after each step."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(4)
+    ids, classes = rng.integers(0, 7, (20, 3)), rng.integers(0, 4, 20)
+    network = Network(Sequential(ids_in_branches()["same ids"], Flatten(), Linear(15, 4)), (3,), np.float64)
+    one = Trainer(network, CrossEntropyLoss(), SGD(0.5, momentum=0.9))
+    arrays = {name: torch.tensor(array.copy(), requires_grad=True) for name, array in one.named_parameters()}
+    rule = torch.optim.SGD(arrays.values(), 0.5, momentum=0.9)
+
+    def loss():
+        first = arrays["0.0.W"][torch.tensor(ids)]
+        second = arrays["0.1.0.W"][torch.tensor(ids)] @ arrays["0.1.1.W"] + arrays["0.1.1.b"]
+        z = torch.cat([first, second], -1).flatten(1) @ arrays["2.W"] + arrays["2.b"]
+        return torch.nn.functional.cross_entropy(z, torch.tensor(classes))
+
+    losses = []
+    for _ in range(20):
+        losses.append(one.step(ids, classes))
+        rule.zero_grad()
+        value = loss()
+        value.backward()
+        rule.step()
+        assert abs(losses[-1] - value.item()) < 1e-12
+    for name, array in one.named_parameters():
+        np.testing.assert_allclose(array, arrays[name].detach().numpy(), rtol=1e-10, atol=1e-12, err_msg=name)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_branches_of_ids_are_used_as_others_are(tmp_path):
+    """Trained by fit, saved, loaded, exported: an outer look-up of ids is refused by name where floats come."""
+    rng = np.random.default_rng(5)
+    ids = rng.integers(0, 7, (64, 3))
+    network = Network(Sequential(ids_in_branches()["same ids"], Flatten(), Linear(15, 2)), (3,))
+    one = Trainer(network, CrossEntropyLoss(), SGD(0.5))
+    training = fit(one, (ids, (ids[:, 0] > 3).astype(int)), 30, batch=16, verbose=False)
+    assert training.history[-1]["loss"] < 0.2 < training.history[0]["loss"]
+    again = load(save(one, tmp_path / "x.npz"))
+    np.testing.assert_array_equal(again.predict(ids), one.predict(ids))
+    with pytest.raises(TypeError, match="ids"):
+        one.predict(ids + 0.5)

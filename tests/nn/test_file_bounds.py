@@ -15,7 +15,7 @@ import pytest
 import nn
 from nn.data.arrays import Archive, ArrayError
 from nn.reading import MAX_OBJECTS, TABLE, free_memory, parse_json
-from nn.training.stored import Stored
+from nn.training.state_files import StateFile
 from nn.training.trainer import check_state
 
 LITTLE = 1 << 22  # bytes
@@ -63,7 +63,7 @@ def test_an_entry_of_a_wrong_shape_is_not_read(tmp_path, trainer, traced):
     kept = nn.Checkpoints(tmp_path)
     path = kept.save(trainer.state_dict(), {})
     rewritten(path, {"param/0.W": np.zeros((3000, 1000), np.float32)})
-    state = Stored(path)
+    state = StateFile(path)
     tracemalloc.reset_peak()
     before = traced()
     expected = {name: (array.shape, array.dtype) for name, array in trainer.state_dict().items()}
@@ -71,7 +71,7 @@ def test_an_entry_of_a_wrong_shape_is_not_read(tmp_path, trainer, traced):
     assert traced() - before < LITTLE
     rewritten(path, {}, zipfile.ZIP_DEFLATED)
     with pytest.raises(ArrayError, match="compressed, and here only"):
-        Stored(path)
+        StateFile(path)
 
 
 @pytest.mark.parametrize("steps", [-1, 1 << 60])

@@ -303,7 +303,7 @@ def test_whoever_takes_factors_gets_them_when_the_weights_are_made():
     given = case(nn.Sequential)
     expected, _, _ = given.compute("F0 B0")
     taken = []
-    given.ctx.network_context.factors = {"2.W": lambda x, gy: taken.append((x, gy))}
+    given.ctx.network_context.product_hooks = {"2.W": lambda x, gy: taken.append((x, gy))}
     for order in ("F0 B0", "F0 I0 W0"):
         taken.clear()
         g, _, _ = given.compute(order)

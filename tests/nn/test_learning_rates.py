@@ -88,7 +88,7 @@ class Inside(nn.SGD):
 
     rate_inside = ("velocity",)
 
-    def apply(self, w, g, slots, step, region, sum_over_ranks):
+    def apply(self, w, g, slots, step, region, sum_over_slices):
         v = slots["velocity"]
         v *= self.momentum
         v += float(self.lr) * g

@@ -178,7 +178,7 @@ def in_lockstep(optimizer, w, g, slots, step, regions):
             part = [w[here].copy(), g[here].copy(), {name: slot[here].copy() for name, slot in slots.items()}]
             sums = iter(known)
 
-            def sum_over_ranks(array, sums=sums, asked=asked):
+            def sum_over_slices(array, sums=sums, asked=asked):
                 total = next(sums, None)
                 if total is None:
                     asked.append(array.copy())
@@ -186,7 +186,7 @@ def in_lockstep(optimizer, w, g, slots, step, regions):
                 array[...] = total
 
             try:
-                optimizer.update(*part, step, region, sum_over_ranks)
+                optimizer.update(*part, step, region, sum_over_slices)
             except StopIteration:
                 continue
             copies.append((here, part))

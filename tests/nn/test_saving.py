@@ -35,7 +35,7 @@ EXAMPLES = {
     "LayerNorm": (nn.LayerNorm(8, eps=1e-3, bias=False), SEQUENCE),
     "LeakyReLU": (nn.LeakyReLU(0.2), SEQUENCE),
     "LearnedPositions": (nn.LearnedPositions(6, 8), SEQUENCE),
-    "Linear": (nn.Linear(8, 3, bias=False, split="rows"), SEQUENCE),
+    "Linear": (nn.Linear(8, 3, bias=False), SEQUENCE),
     "LocalResponseNorm": (nn.LocalResponseNorm(3, alpha=0.1, beta=0.5, k=2.0), IMAGE),
     "LogSoftmax": (nn.LogSoftmax(), SEQUENCE),
     "MaxPool2d": (nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True), IMAGE),
@@ -120,6 +120,8 @@ def test_files_with_the_names_of_before_are_read():
         told = describe(EXAMPLES[name][0])
         assert told["layer"] == name
         assert repr(make(told | {"layer": old})) == repr(EXAMPLES[name][0])
+    told = describe(nn.Linear(3, 2))
+    assert repr(make(told | {"arguments": told["arguments"] | {"split": "rows"}})) == "Linear(3, 2)"
 
 
 def test_every_model_comes_back_the_same():
@@ -272,7 +274,8 @@ def test_a_network_changed_by_hand_is_refused(tmp_path):
     network = nn.Network(block, (4, 8))
     with pytest.raises(ValueError, match=r"no longer what their constructors made.*it has param/1"):
         nn.save(nn.Model(network, network.layout.zeros(np.float32)), tmp_path / "x.npz")
-    part = nn.Network(nn.Linear(4, 4), (4,)).part(0, 2)
+    whole = nn.Network(nn.Sequential(nn.Embedding(4, 3), nn.TiedLinear("0.W", 3, 4)), (2,))
+    part = nn.Network(nn.Sequential(nn.TiedLinear("0.W", 3, 4), first=1), (2, 3), whole=whole.layout)
     with pytest.raises(ValueError, match="is a part of a network: save the whole one"):
         nn.save(nn.Model(part, part.layout.zeros(np.float32)), tmp_path / "x.npz")
 

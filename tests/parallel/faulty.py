@@ -16,9 +16,11 @@ def patch(kind: str, phase: str) -> None:
     """Put the fault there."""
     import numpy as np
 
-    from nn.training import checkpoint_callback, checkpoints
+    from nn.training import checkpoints
     from parallel import trainer
     from parallel.command import training_run
+    from parallel.state.checkpoint_writer import RanksCheckpointWriter
+    from parallel.state.sharded_checkpoints import ShardedCheckpoints
 
     def replace(owner, name: str, call: int, do) -> None:
         """do(real, arguments) in place of that call, and of no other."""
@@ -52,7 +54,7 @@ def patch(kind: str, phase: str) -> None:
         return do
 
     def poison(many):
-        many = many.training.trainer if isinstance(many, checkpoint_callback.KeepCheckpoints) else many
+        many = many.trainer if isinstance(many, RanksCheckpointWriter) else many
         many.flat_parameters[...] = np.nan
         if getattr(many.exchange, "serves", False):
             many.exchange.held[...] = np.nan
@@ -108,7 +110,7 @@ def patch(kind: str, phase: str) -> None:
         "end": (training_run, "leave_network", 1),
     }
     if phase == "checkpoint" and kind in ("NaN", "missing call"):
-        places["checkpoint"] = checkpoint_callback.KeepCheckpoints, "_save", 3  # of step 6
+        places["checkpoint"] = RanksCheckpointWriter, "save", 3  # of step 6
     if kind == "missing call":
         places |= {"start": (training_run, "agree_on_data", 1), "end": (many, "check_replicas", 1)}
         places["evaluation"] = sys.modules["nn.training.fit"], "_scores", 2
@@ -123,7 +125,7 @@ def patch(kind: str, phase: str) -> None:
         replace(*places[phase], change)
     elif phase == "checkpoint" and kind != "NaN":  # that of step 6, in whatever thread, of one file or of parts
         replace(checkpoints.Checkpoints, "save", 4, then(strikes[kind]))
-        replace(checkpoints.Checkpoints, "write_part", 3, then(strikes[kind]))
+        replace(ShardedCheckpoints, "write_part", 3, then(strikes[kind]))
     else:
         replace(*places[phase], then(strikes[kind]))
 

@@ -5,6 +5,7 @@ import pytest
 from equality import CHOOSY
 
 import nn
+from parallel import ShardedCheckpoints
 from parallel.command.options import Options
 from parallel.strategies import AS_ONE, build_trainer
 
@@ -26,7 +27,7 @@ class Best(nn.Callback):
 
 
 def train(trainer, directory, epochs, said=None):
-    kept = nn.Checkpoints(directory)
+    kept = ShardedCheckpoints(directory)
     hooks = [Best(), nn.KeepCheckpoints(kept), nn.RestoreBest(kept, say=(said or []).append)]
     train, look = (nn.Loader(data(), 8, shuffle=shuffle, shard=trainer.shard) for shuffle in (True, False))
     return hooks[-1], nn.fit(trainer, train, epochs, hooks, look, test=look)
@@ -68,7 +69,7 @@ def test_where_one_rank_cannot_read_it_all_keep_the_last_epoch(comm, tmp_path_fa
         network(), nn.CrossEntropyLoss(), nn.SGD(0.3, 0.9), Communicator(comm), node_memory="off"
     )
     said = []
-    kept = nn.Checkpoints(own / str(comm.rank))
+    kept = ShardedCheckpoints(own / str(comm.rank))
     hooks = [Best(), nn.KeepCheckpoints(kept), best := nn.RestoreBest(kept, say=said.append)]
     loaders = [nn.Loader(data(), 8, shuffle=shuffle, shard=trainer.shard) for shuffle in (True, False)]
     training = nn.fit(trainer, loaders[0], 4, hooks, loaders[1], test=loaders[1])
@@ -77,7 +78,7 @@ def test_where_one_rank_cannot_read_it_all_keep_the_last_epoch(comm, tmp_path_fa
     assert training.result == nn.evaluate(trainer, loaders[1])
     assert said == (
         [
-            "warning: the best epoch, 2, cannot be put back, so the last one counts: 1 other ranks cannot read it: "
+            "warning: the best epoch, 2, cannot be put back, so the last one counts: 1 other processes cannot read it: "
             f"is {kept.directory} on one host only?"
         ]
         if comm.rank == 0

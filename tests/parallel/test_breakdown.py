@@ -23,6 +23,7 @@ from parallel.command.options import Options
 from parallel.exchange.base import Exchange
 from parallel.reports.breakdown import PARTS, Breakdown, draw_breakdown
 from parallel.reports.timeline import told_apart, write_trace
+from parallel.run_trainer import RunTrainer
 
 ROOT = Path(__file__).parents[2]
 NETLAB = ROOT / "scripts" / "netlab.py"
@@ -65,7 +66,7 @@ def sleep(monkeypatch):
 
 
 def test_one_process_is_measured_and_drawn(sleep):
-    trainer = nn.Trainer(network(), nn.CrossEntropyLoss(), nn.SGD(0.1))
+    trainer = RunTrainer(network(), nn.CrossEntropyLoss(), nn.SGD(0.1))
     trainer.compute_gradients = slowed(trainer.compute_gradients, 3, sleep)
     trainer.update = slowed(trainer.update, 2, sleep)
     trainer.evaluate = slowed(trainer.evaluate, 50, sleep)
@@ -371,7 +372,7 @@ def test_a_run_leaves_its_breakdown_and_one_timeline_of_all_ranks(comm, tmp_path
 
 
 def test_phases_are_the_trainers_own_or_the_usual():
-    one = nn.Trainer(network(), nn.CrossEntropyLoss(), nn.SGD(0.1))
+    one = RunTrainer(network(), nn.CrossEntropyLoss(), nn.SGD(0.1))
     assert [name for name, _, _ in one.phases] == ["compute", "update"]
 
 

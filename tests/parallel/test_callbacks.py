@@ -7,6 +7,7 @@ import pytest
 from equality import OPTIMIZERS, SEED, dataset, mlp
 
 import nn
+from parallel import ShardedCheckpoints
 
 STRATEGIES = {
     "in node memory": {},
@@ -52,7 +53,7 @@ def test_early_stopping_puts_the_best_back_and_leaves_the_last_checkpoint(comm, 
     def loader(many, shuffle=True):
         return nn.Loader(dataset("mlp"), 16, seed=1, shuffle=shuffle, shard=many.shard, dtype=np.float64)
 
-    kept = nn.Checkpoints(shared_tmp_path)
+    kept = ShardedCheckpoints(shared_tmp_path)
     many, scores = trainer(comm, **STRATEGIES[strategy]), Scores()
     hooks = [scores, nn.KeepCheckpoints(kept), nn.EarlyStopping(2, checkpoints=kept)]
     training = nn.fit(many, loader(many), 5, hooks, loader(many, shuffle=False))
@@ -91,7 +92,7 @@ def test_early_stopping_puts_the_best_back_and_leaves_the_last_checkpoint(comm, 
 def test_a_checkpoint_that_cannot_be_written_ends_all_ranks(comm, shared_tmp_path, strategy):
     """Wherever in it the disk is full; no rank waits for one that has given up, and all could go on."""
 
-    class Full(nn.Checkpoints):
+    class Full(ShardedCheckpoints):
         room = 0  # entries that there is room for
 
         def save(self, entries, *arguments):

@@ -9,8 +9,9 @@ import pytest
 from equality import OPTIMIZERS, SEED, dataset
 
 import nn
-from nn.optim.lbfgs import QuasiNewton
 from nn.training.checkpoint_callback import KeepCheckpoints, Terminated, Termination
+from parallel import ShardedCheckpoints
+from parallel.exchange.commanded.quasi_newton import QuasiNewton
 
 FOREVER = 10**6
 ON_THREE = {
@@ -78,7 +79,7 @@ def run(comm, given, epochs, kept=None, state=None, progress=None, background=Tr
 
 def try_parts(comm, directory, given, name):
     """Written by each, whole when read, continued with the same bits."""
-    kept = nn.Checkpoints(directory)
+    kept = ShardedCheckpoints(directory)
     many, digest = run(comm, given, 1, kept)
     state = many.state_dict()  # as it is gathered
     comm.Barrier()  # rank 0 lists a checkpoint before others are told that it is there
@@ -135,7 +136,7 @@ def test_of_a_mesh_too(comm, shared_tmp_path):
     for i, (name, given) in enumerate(ON_FOUR.items()):
         stored, digest = try_parts(comm, shared_tmp_path / str(i), given, name)
         go_on(comm, stored, digest, {"strategy": "fsdp"}, name)
-        parts = nn.Checkpoints(shared_tmp_path / str(i)).entries()[-1]["parts"]
+        parts = ShardedCheckpoints(shared_tmp_path / str(i)).entries()[-1]["parts"]
         assert len(parts) == (4 if given.get("strategy") == "zero1" else 2), "one replica writes what all have"
 
 
@@ -143,7 +144,7 @@ def test_of_a_mesh_too(comm, shared_tmp_path):
 def test_written_at_once_or_by_a_thread_they_hold_the_same(comm, shared_tmp_path):
     stored = []
     for background in (False, True):
-        kept = nn.Checkpoints(shared_tmp_path / str(background))
+        kept = ShardedCheckpoints(shared_tmp_path / str(background))
         many, _ = run(comm, ON_THREE["zero1"], 1, kept, background=background)
         comm.Barrier()
         stored.append(kept.load()[0])
@@ -155,7 +156,7 @@ def test_written_at_once_or_by_a_thread_they_hold_the_same(comm, shared_tmp_path
 @pytest.mark.mpi(ranks=2)
 def test_ranks_without_a_common_directory_gather(comm, tmp_path):
     """As where hosts have disks of their own: then the first rank has all, and says why."""
-    kept, said = nn.Checkpoints(tmp_path / str(comm.rank)), []
+    kept, said = ShardedCheckpoints(tmp_path / str(comm.rank)), []
     many = trainer(comm, ON_THREE["fsdp"])
     many.say = said.append
     nn.fit(many, loader(many), 1, [KeepCheckpoints(kept, 2, background=True)])
@@ -172,7 +173,7 @@ def test_ranks_without_a_common_directory_gather(comm, tmp_path):
 
 @pytest.mark.mpi(ranks=3)
 def test_a_rank_that_cannot_write_is_named_on_all_and_the_last_whole_one_stays(comm, shared_tmp_path):
-    class Full(nn.Checkpoints):
+    class Full(ShardedCheckpoints):
         def write_part(self, steps, number, place, *arguments):
             if comm.rank == 2 and steps > 3:
                 raise OSError(28, "No space left on device")
@@ -209,7 +210,7 @@ def test_one_rank_that_is_asked_to_end_ends_all_with_one_checkpoint(comm, shared
                 os.kill(os.getpid(), signal.SIGTERM)
 
     for name in ("fsdp", "ps", "pipeline", "downpour"):
-        kept, many = nn.Checkpoints(shared_tmp_path / name), trainer(comm, ON_THREE[name])
+        kept, many = ShardedCheckpoints(shared_tmp_path / name), trainer(comm, ON_THREE[name])
         before = signal.getsignal(signal.SIGTERM)
         with Termination() as termination, pytest.raises(Terminated) as ended:
             hooks = [Terminate(), KeepCheckpoints(kept, None, None, True, termination)]

@@ -20,9 +20,10 @@ from conftest import PATIENCE
 from deadly import needs_survivors
 
 from nn.training.checkpoints import Checkpoints
-from nn.training.stored import Fragment
+from parallel import ShardedCheckpoints
 from parallel.elastic.chaos import BLOWS, SMALL, Broken, Chaos, epochs_done, result
 from parallel.elastic.supervisor import Supervisor, directory_of, last_step, next_command
+from parallel.state.fragments import Fragment
 
 ROOT = Path(__file__).parents[2]
 TRAIN = [sys.executable, str(ROOT / "scripts" / "train.py")]
@@ -370,7 +371,7 @@ def test_disks_are_full_from_the_blow_on(tmp_path, nothing_left):
 
 def test_the_only_checkpoint_is_not_damaged(tmp_path):
     """However many files it has: nobody could go on from it."""
-    kept, arrays = Checkpoints(tmp_path / "checkpoints"), [Fragment("a", np.zeros(9))]
+    kept, arrays = ShardedCheckpoints(tmp_path / "checkpoints"), [Fragment("a", np.zeros(9))]
     chaos = Chaos(OPTIONS, tmp_path, program=TRAIN)
     for steps in 5, 10:
         number = kept.begin_parts(steps)

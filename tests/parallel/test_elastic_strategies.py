@@ -8,12 +8,12 @@ from deadly import assert_as_if_nothing_had_been, needs_survivors, run_to_death,
 
 import nn
 from collectives import Communicator
-from nn.training.stored import Fragment
 from parallel import Pipeline, TensorParallel
 from parallel.command.parsing import parse
 from parallel.elastic.chaos import result
 from parallel.elastic.mirrors import Mirrors, Part
 from parallel.settings import OptionError
+from parallel.state.fragments import Fragment
 from parallel.strategies.axes import fitting
 
 DEEP = "--model", "mlp:64,16,16,10"

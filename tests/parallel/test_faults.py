@@ -19,6 +19,7 @@ import pytest
 from conftest import PATIENCE, longer
 
 import nn
+from parallel import ShardedCheckpoints
 from parallel.command import factory
 from parallel.command.options import Options
 from parallel.command.parsing import parse
@@ -85,7 +86,7 @@ def undisturbed() -> np.ndarray:
     return finish(Options(**vars(parse(RUN))), None)
 
 
-def finish(options: Options, kept: nn.Checkpoints | None) -> np.ndarray:
+def finish(options: Options, kept: ShardedCheckpoints | None) -> np.ndarray:
     """Train to the end, on one process, from the last checkpoint where there is one."""
     data, network, loss, optimizer = factory.prepare(options)
     one, progress = nn.Trainer(network, loss, optimizer, options.seed), None
@@ -132,7 +133,7 @@ def test_it_ends_says_who_and_loses_nothing(tmp_path, kind, phase, strategy):
     if (kind, phase) != ("disk full", "end"):  # then all is saved, but for the network's own file
         assert status != 0, said
     assert re.search(SAID[kind].replace("RANK", str(rank)), said), said
-    kept, options = nn.Checkpoints(directory / "checkpoints"), Options(**vars(parse(RUN)))
+    kept, options = ShardedCheckpoints(directory / "checkpoints"), Options(**vars(parse(RUN)))
     if phase == "start":
         assert not kept.entries()
         return

@@ -170,15 +170,15 @@ def test_evaluation_moves_what_it_computes(comm):
 def test_a_gradient_too_large_for_the_wire_lets_all_ranks_skip_the_step(comm, monkeypatch):
     """It is the second stage that sends it, and notes it; the first one never does."""
     from collectives import Communicator
-    from nn.core.context import NetworkContext
+    from parallel.strategies.pipeline import step
 
     many = make("Pipeline", halved(mlp()), Communicator(comm), micro_batches=MICRO)
-    before, packed = {name: np.array(array) for name, array in many.state_dict().items()}, NetworkContext.packed
+    before, packed = {name: np.array(array) for name, array in many.state_dict().items()}, step.pack
 
     def once_too_large(context, array, gradient=False):
         return packed(context, 1e12 * array if gradient and many.steps == 0 else array, gradient)
 
-    monkeypatch.setattr(NetworkContext, "packed", once_too_large)
+    monkeypatch.setattr(step, "pack", once_too_large)
     train(many, sizes=(10,))
     assert many.loss_scale.skipped == 1 and many.loss_scale.scale == 2.0**15 and many.updates == 0
     for name, array in many.state_dict().items():

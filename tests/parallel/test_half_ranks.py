@@ -162,10 +162,10 @@ def test_reproducible_runs_have_the_same_bits(comm):
 
 
 def test_what_does_not_skip_together_takes_no_mixed_network():
-    from parallel.strategies.sandblaster import Sandblaster
+    from parallel import QuasiNewton, Sandblaster
 
     with pytest.raises(ValueError, match="keeps float16, and a line search needs gradients as exact as the loss"):
-        Sandblaster(network(), nn.CrossEntropyLoss(), nn.QuasiNewton())
+        Sandblaster(network(), nn.CrossEntropyLoss(), QuasiNewton())
 
 
 @pytest.mark.mpi(ranks=2)

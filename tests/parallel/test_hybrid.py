@@ -188,7 +188,9 @@ def test_what_is_left_out_is_seen(comm):
     _, losses = reference("transformer", "sgd")
 
     def no_data(many):
-        many.exchange.buckets.buckets = [many.exchange.vector[many.held.layout.size :]]  # loss and statistics only
+        many.exchange.buckets.buckets = [
+            many.exchange.vector[many.local_network.layout.size :]
+        ]  # loss and statistics only
 
     def no_terms(many):
         many.pass_.terms = {}

@@ -62,7 +62,7 @@ def train(comm, case: dict, look: bool):
             assert before[0] == after[0] and all(
                 np.array_equal(array, after[1][name]) for name, array in before[1].items()
             ), case
-    trainer.meet(0.0)
+    trainer.synchronize(0.0)
     found = trainer.state_dict(), trainer.counted(), said, losses
     trainer.close()
     communicator.release()

@@ -134,9 +134,9 @@ def test_a_bad_step_changes_nothing_and_is_traced(comm):
     with pytest.raises(nn.NonFiniteLoss, match="the input on rank 0"):
         many.step(np.full_like(x[:n], np.nan), y[:n], 1)
     assert all(np.array_equal(before[name], array) for name, array in many.entries())
-    huge = dict(many.held.layout.items(many.flat_parameters))["6.W"]
+    huge = dict(many.local_network.layout.items(many.flat_parameters))["6.W"]
     huge *= 1e200
-    dict(many.held.layout.items(many.flat_parameters))["9.W"][...] *= 1e200
+    dict(many.local_network.layout.items(many.flat_parameters))["9.W"][...] *= 1e200
     with pytest.raises(nn.NonFiniteLoss, match=r"the output of layer \d+ .*of the batch"):
         many.step(x, y, total)
     many.close()

@@ -6,10 +6,10 @@ from pipelines import SEED, batches, cnn, mlp, resnet, transformer
 
 import nn
 from nn.core.context import MicroBatch
-from nn.core.stages import stages
 from nn.optim import clipping
 from nn.training.trainer import NonFiniteLoss, micro_batches
 from parallel.mesh import ReplicaError
+from parallel.state.stages import stages
 
 SIZES = 10, 10, 3  # of batches; 5 mini-batches divide neither the last one nor two replicas
 
@@ -287,7 +287,7 @@ def test_the_pipeline_stays_full_from_step_to_step(comm):
     many.step(x, y, total)
     before = x.copy()
     x[...] = np.nan  # whose memory that is
-    np.testing.assert_array_equal(np.isfinite(many.meet(0.0)), True)
+    np.testing.assert_array_equal(np.isfinite(many.synchronize(0.0)), True)
     many.close()
     many = dream(comm, mlp(), nn.SGD(0.1), mini_batches=2)
     many.step(before, y, total)
@@ -309,7 +309,7 @@ def test_the_loss_of_an_epoch_is_exact(comm):
         for step, (x, y, total) in enumerate(batches(mlp())):
             many.optimizer.lr = rate(step)
             sums += many.step(x, y, total) * total
-            sums = many.meet(sums) if step in (0, 2) else sums
+            sums = many.synchronize(sums) if step in (0, 2) else sums
         expected = sum(loss * total for loss, (*_, total) in zip(losses, batches(mlp()), strict=True))
         np.testing.assert_allclose(sums, expected, rtol=1e-14)
         many.close()
@@ -373,11 +373,11 @@ def test_a_loss_that_is_not_finite_is_applied_nowhere(comm):
         with pytest.raises(NonFiniteLoss, match=wrong) as error, quiet:
             many.step(bad, y, total)
             many.step(x, y, total)
-            many.meet(0.0)
+            many.synchronize(0.0)
         assert error.value.samples == [], "of which batch they are nobody knows"
         assert all(np.isfinite(array).all() for array in many.snapshot().values())
         many.check_replicas()
-        assert np.isfinite(many.step(x, y, total)) and np.isfinite(many.meet(0.0))
+        assert np.isfinite(many.step(x, y, total)) and np.isfinite(many.synchronize(0.0))
         many.close()
 
 
@@ -455,7 +455,7 @@ def test_looking_changes_nothing_and_another_state_leaves_nothing_in_flight(comm
                         many.evaluate(x, y)
                         many.check_replicas()
                         many.digest()
-                losses.append(many.meet(0.0))
+                losses.append(many.synchronize(0.0))
                 found.append((losses, many.digest(), many.state_dict()))
                 x, y, total = next(batches(build()))
                 many.step(x, y, total)

@@ -123,7 +123,7 @@ def test_buckets_leave_while_earlier_stages_still_compute(comm):
             np.testing.assert_allclose(train(many), losses, rtol=1e-12, err_msg=f"{build.__name__}, {schedule}")
             state = many.state_dict()
             assert comm.rank or difference(state, one.state_dict()) < 1e-12, (build.__name__, schedule)
-            size = many.held.layout.size
+            size = many.local_network.layout.size
             assert told[-1] == size and any(0 < end < size for end in told), "in pieces"
             many.close()
 

@@ -17,7 +17,8 @@ from equality import (
 )
 
 import nn
-from nn.training.trainer import OWN
+from parallel import ShardedCheckpoints
+from parallel.state.private_state import OWN
 
 
 def make(comm, name, optimizer=None, network=mlp, **options):
@@ -109,7 +110,7 @@ def test_a_replica_of_several_ranks_is_one_of_one_rank(comm, together):
     for name, array in ours.each[0].state_dict().items():
         if comm.rank == 0 and name.startswith("param/"):
             assert np.abs(state[name] - array).max() < 1e-12 * np.abs(array).max(), name
-    assert many.meet(1.0) == 1.0
+    assert many.synchronize(1.0) == 1.0
     free(many)
     many = make(comm, "LocalSGD", every=3, **together)
     with pytest.raises(nn.NonFiniteLoss, match=r"the input.*on rank 2"):
@@ -326,7 +327,7 @@ def test_checkpoints_continue(comm, shared_tmp_path):
 
     for i, (name, options) in enumerate(STRATEGIES):
         build = lambda n=name, o=options: make(comm, n, nn.Adam(0.01), alone, **o)
-        kept = nn.Checkpoints(shared_tmp_path / str(i))
+        kept = ShardedCheckpoints(shared_tmp_path / str(i))
         straight = build()
         hooks = [nn.KeepCheckpoints(kept, 2, None)]
         want = nn.fit(straight, loader(straight), 2, hooks, loader(straight, False))
@@ -343,7 +344,7 @@ def test_checkpoints_continue(comm, shared_tmp_path):
                 if training.trainer.steps == 8:
                     raise Stop
 
-        kept = nn.Checkpoints(shared_tmp_path / f"{i} again")
+        kept = ShardedCheckpoints(shared_tmp_path / f"{i} again")
         first = build()
         with pytest.raises(Stop):
             nn.fit(first, loader(first), 2, [Stopped(kept, 2, None)], loader(first, False))

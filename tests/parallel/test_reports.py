@@ -8,6 +8,7 @@ import nn
 from parallel.command.options import Options
 from parallel.command.training_run import train
 from parallel.reports import memory_report
+from parallel.run_trainer import RunTrainer
 
 
 def test_profile_inspection_and_timeline_of_a_run(tmp_path, capsys):
@@ -35,7 +36,7 @@ def test_the_finder_draws_and_leaves_no_run_behind(tmp_path, capsys):
 
 
 def test_resident_memory_is_what_the_process_has_grown_by(monkeypatch):
-    trainer = nn.Trainer(nn.Network(nn.Sequential(nn.Linear(3, 2)), (3,)), nn.CrossEntropyLoss(), nn.SGD(0.1))
+    trainer = RunTrainer(nn.Network(nn.Sequential(nn.Linear(3, 2)), (3,)), nn.CrossEntropyLoss(), nn.SGD(0.1))
     monkeypatch.setattr(memory_report, "resident", lambda: 9 << 20)
     _, heads, row, *_ = memory_report.MemoryReport(trainer, None, 6 << 20).report().splitlines()
     assert heads.split()[-1] == "resident" and row.split()[-1] == "3072.00"  # KiB

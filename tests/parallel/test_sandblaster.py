@@ -11,7 +11,8 @@ import pytest
 from conftest import PATIENCE
 
 import nn
-from nn.optim.lbfgs import LBFGS, QuasiNewton, Vectors
+from nn.optim.lbfgs import LBFGS, Vectors
+from parallel import QuasiNewton
 from parallel.command import main
 from parallel.elastic.chaos import result
 from parallel.exchange.commanded.post import Letter, LocalPost, MPIPost

@@ -54,7 +54,9 @@ def shared(trainer, vector):
     """What of a vector of this rank's is the same on every rank of its replica: what is not cut, or is tied."""
     pieces = trainer.exchange.replica.pieces
     common = set.intersection(*({piece.name for piece in each if piece.split is None} for each in pieces))
-    return np.concatenate([array.ravel() for name, array in trainer.held.layout.items(vector) if name in common])
+    return np.concatenate(
+        [array.ravel() for name, array in trainer.local_network.layout.items(vector) if name in common]
+    )
 
 
 @pytest.mark.mpi(ranks=4)
@@ -159,7 +161,7 @@ def test_in_step_two_replicas_make_the_step_of_data_parallelism(comm):
             many.step(*batch)
         many.check_replicas()
         assert_state(comm, many, one, name)
-        assert many.meet(1.0) == 1.0
+        assert many.synchronize(1.0) == 1.0
         free(many)
 
 
@@ -249,7 +251,7 @@ def test_what_is_not_cut_would_drift_apart_if_it_were_not_dealt(comm):
             deal(mine)
             for piece in replica.pieces[1]:
                 if piece.split is None:
-                    place = many.held.layout.slices[piece.name]
+                    place = many.local_network.layout.slices[piece.name]
                     mine[place] = before[place]
 
         replica.deal = cut_only

@@ -17,6 +17,7 @@ from sharding import FSDP, STAGES, maker, sharded
 
 import nn
 from nn.core.layer import Sequential
+from parallel import ShardedCheckpoints
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +32,7 @@ def test_a_checkpoint_goes_on_under_any_other_strategy(comm, shared_tmp_path):
     whole = build(nn.Trainer, SEED)
     for batch in batches("mlp", (0, 1), 10):
         whole.step(*batch)
-    kept = nn.Checkpoints(shared_tmp_path)
+    kept = ShardedCheckpoints(shared_tmp_path)
     trainers = [build(DistributedDataParallel, Communicator(comm), 77)]
     trainers += [sharded(comm, stage) for stage in STAGES]
     for i, trainer in enumerate(trainers):
@@ -92,7 +93,7 @@ def test_a_checkpoint_is_written_with_a_unit_in_memory(comm, tmp_path):
     widths = [500] * 14
     network = nn.Network(Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths))), (500,))
     many = sharded(comm, FSDP, network)
-    one_unit, kept = 500 * 512 * 4, nn.Checkpoints(tmp_path)
+    one_unit, kept = 500 * 512 * 4, ShardedCheckpoints(tmp_path)
     many.ctx.network_context.pool.clear()
     tracemalloc.start()
     try:
@@ -170,7 +171,7 @@ def test_from_the_command_line_to_another_strategy_and_rank_count(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "3 ranks, FullyShardedDataParallel" in done.stdout and "formula" in done.stdout
     before = json.loads((out / "result.json").read_text())
-    stored = nn.Checkpoints(out / "checkpoints").load()[0]
+    stored = ShardedCheckpoints(out / "checkpoints").load()[0]
     network = nn.Network(Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 10)), (64,))
     flat = network.layout.zeros(np.float32)
     names = [name for name in stored if name.startswith("param/")]

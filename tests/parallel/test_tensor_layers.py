@@ -8,8 +8,8 @@ from threads import on_threads
 
 import nn
 from nn.core.layer import Layer
-from nn.core.parts import join
 from nn.models.transformer import encoder, transformer
+from parallel.state.splits import NetworkPart, join
 from parallel.strategies.tensor.around import Around
 from parallel.strategies.tensor.moves import Copy, Cut, Gather, Keep, Move, Sum, SumPart
 from parallel.strategies.tensor.rewriting import share, terms
@@ -111,9 +111,9 @@ def compute(network, loss, x, y, ranks, way="pairs", change=lambda layer: None):
     """What the ranks compute together: their outputs and losses, and the gradients put together."""
     shared, split_loss, _ = share(network, loss, ranks, way)
     change(shared.root)
-    work = lambda group: one_pass(shared.part(group.rank, ranks), split_loss, x, y, group)
+    work = lambda group: one_pass(NetworkPart(shared, group.rank, ranks), split_loss, x, y, group)
     found = on_threads(ranks, work)
-    gradients = join(shared.part(0, ranks).whole.specs, [each[2] for each in found])
+    gradients = join(NetworkPart(shared, 0, ranks).whole_specs, [each[2] for each in found])
     return [each[0] for each in found], [each[1] for each in found], gradients, found[0][3]
 
 
@@ -205,7 +205,7 @@ def test_gradients_of_places_are_terms():
         *("4.1.body.0.beta", "4.1.body.3.b", "5.gamma", "5.beta"),
     ]
     _, _, gradients, _ = one_pass(language_model(), SMOOTH, IDS, NEXT)
-    work = lambda group: one_pass(shared.part(group.rank, 2), loss, IDS, NEXT, group, summed=False)[2]
+    work = lambda group: one_pass(NetworkPart(shared, group.rank, 2), loss, IDS, NEXT, group, summed=False)[2]
     halves = on_threads(2, work)
     for name in names:
         assert np.abs(halves[0][name] - gradients[name]).max() > 1e-6, name

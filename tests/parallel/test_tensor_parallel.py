@@ -114,7 +114,7 @@ def test_ranks_know_all_that_is_asked(comm):
         and many.memory()["moments"] < 0.6 * one.memory()["moments"]
     )
     if comm.rank:  # its own copy of a tensor that is whole on both
-        dict(many.held.layout.items(many.flat_parameters))["4.gamma"][0] += 1
+        dict(many.local_network.layout.items(many.flat_parameters))["4.gamma"][0] += 1
     with pytest.raises(ReplicaError, match=r"parameter 4\.gamma on ranks \[1\] differs from rank 0's"):
         many.check_replicas()
     many.close()
@@ -135,7 +135,7 @@ def test_a_bad_step_changes_nothing_and_is_traced(comm):
             trainer.step(x, y, total)
         after = dict(trainer.entries())
         assert all(np.array_equal(before[name], after[name]) for name in before)
-    broken = dict(many.held.layout.items(many.flat_parameters))
+    broken = dict(many.local_network.layout.items(many.flat_parameters))
     if comm.rank:
         broken["0.W"][0, 0, 0, 0] = np.inf
     with pytest.raises(nn.NonFiniteLoss, match=r"parameter 0\.W"):

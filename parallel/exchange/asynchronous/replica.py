@@ -11,16 +11,14 @@ Cost for n bytes on r ranks: (r-1)/r n beta at the first one for a push, as much
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from nn.core.layer import Split
 from nn.core.layout import Layout
 from nn.core.network import Network
-from nn.core.parts import inside
 from parallel.mesh import Mesh
+from parallel.state.splits import Split, inside, split_of, whole_specs, with_split
 
 TAG = 13  # of parts; what they are the order of messages says
 
@@ -69,11 +67,11 @@ class Replica:
     def __init__(self, mesh: Mesh, network: Network, layout: Layout):
         self.ranks, self.layout, self.parts = mesh.model, layout, mesh.sizes["tensor"]
         self.first, index = self.ranks.rank == 0, mesh.places["tensor"]
-        own, specs = network.layout, network.whole.specs
+        own, specs = network.layout, whole_specs(network)
         mine = [
             Piece(name, place.start, split, name not in own.borrowed and (split is not None or index == 0))
             for name, place in own.slices.items()
-            for split in (specs[name].split if self.parts > 1 else None,)
+            for split in (split_of(specs[name]) if self.parts > 1 else None,)
         ]
         self.pieces, sizes = zip(*self.ranks.allgather((mine, own.size)), strict=True)
         self.whole = np.zeros(layout.size if self.first else 0, network.dtype)
@@ -114,7 +112,7 @@ class Replica:
             name, spec = piece.name, self.layout.specs[piece.name]
             there = whole[self.layout.slices[name]].reshape(spec.shape)
             if piece.split is not None:
-                there = inside(name, replace(spec, split=piece.split), there, index % self.parts, self.parts)
+                there = inside(name, with_split(spec, piece.split), there, index % self.parts, self.parts)
             yield piece, there, part[piece.start : piece.start + there.size].reshape(there.shape)
 
     def tell(self, *flags: bool) -> list[bool]:

@@ -33,8 +33,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nn.training.stored import Fragment
-from nn.training.trainer import OWN
 from parallel.exchange.asynchronous.clock import Book
 from parallel.exchange.asynchronous.replica import Replica
 from parallel.exchange.asynchronous.server import Server
@@ -44,6 +42,8 @@ from parallel.exchange.push_pull import server_slices
 from parallel.exchange.served import Served
 from parallel.exchange.step_result import SizeLog, StepResult, late_disagreement
 from parallel.passes.virtual_shards import refuse_norms
+from parallel.state.fragments import Fragment
+from parallel.state.private_state import OWN
 
 UPDATES, SQUARES = OWN + "updates", OWN + "mean_square"  # in a checkpoint
 LIMIT = 300.0
@@ -167,8 +167,8 @@ class Asynchronous(Served):
         self.server = Server(self.wire, book, held, region, self.optimizer, *more)
         self.slots = self.server.slots
 
-    def fetch(self, run) -> None:
-        """Between layers, messages move."""
+    def before_layer(self, ctx) -> None:
+        """Move messages on between layers."""
         if not self.settled and not self.looking and self.worker:
             self.worker.poke()
 

@@ -3,4 +3,5 @@
 post.py     how they write to each other
 roles.py    what each does with what it is told
 shards.py   the exchange: who has which role, and the state
+quasi_newton.py   the settings of L-BFGS
 """

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from nn.optim.lbfgs import Vectors
-from nn.training.stored import Fragment
 from parallel.exchange.base import Exchange
 from parallel.exchange.commanded.post import LIMIT, Letter, LocalPost, MPIPost
 from parallel.exchange.commanded.roles import COORDINATOR, KINDS, Coordinator, Replica, Shard
 from parallel.exchange.push_pull import roles, server_slices
+from parallel.state.fragments import Fragment
 
 WORKING = ("d", "w0", "g0")  # vectors that a search needs beside those that last
 

@@ -41,7 +41,7 @@ class AlongSequence(Together):
         super().__init__("context")
         self.attention = attention
 
-    def hold(self, network, mesh):
+    def make_local_network(self, network, mesh):
         self.degrees = context_degrees(self.attention, mesh.sizes["context"])
         self.groups = ContextGroups(self.degrees, mesh.places["context"])
         self.length = network.in_shape[0]

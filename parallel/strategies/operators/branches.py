@@ -20,6 +20,7 @@ from nn.core.containers import Parallel, Recompute, Residual
 from nn.core.layer import Layer, Sequential, Shape
 from nn.core.network import Network
 from nn.models.googlenet import Auxiliary
+from parallel.strategies.activation_transfer import transfer
 from parallel.strategies.operators.alike import Once
 from parallel.strategies.tensor.around import Around, with_children
 from parallel.strategies.tensor.moves import Copy, Move
@@ -131,7 +132,7 @@ class SideBySide(Move):
         mine[..., : x.shape[-1]] = x
         mine[..., x.shape[-1] :] = 0
         y = ctx.empty((*x.shape[:-1], self.width), x.dtype)
-        for theirs, columns in zip(ctx.moved(ctx.group("branch").gather, mine), self.columns, strict=True):
+        for theirs, columns in zip(transfer(ctx, ctx.group("branch").gather, mine), self.columns, strict=True):
             y[..., columns] = theirs[..., : len(columns)]
         return y, None
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from collectives.steps import Recv, Send
+from parallel.strategies.activation_transfer import transfer
 from parallel.strategies.tensor.moves import Cut
 
 Interval = tuple[int, int]
@@ -123,7 +124,7 @@ class Halo:
         rows = ctx.workspace("halo", (_rows(self.sends), len(x), *x.shape[2:]), x.dtype)
         for part, (lo, hi) in _parts(rows, self.sends):
             part[...] = x[:, lo - first : hi - first]
-        return ctx.moved(lambda sent: self._exchanged(sent, ctx, meanwhile), rows)
+        return transfer(ctx, lambda sent: self._exchanged(sent, ctx, meanwhile), rows)
 
     def _exchanged(self, sent: np.ndarray, ctx, meanwhile) -> np.ndarray:
         """What comes for the rows that are sent."""

@@ -18,6 +18,7 @@ from nn.layers.batch_normalization import BatchNorm
 from nn.layers.convolution import Conv2d
 from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from nn.models.resnet import Subsample
+from parallel.strategies.activation_transfer import transfer
 from parallel.strategies.operators.halo import Halo, Interval, common, owned_rows
 
 HIDES = 1 << 24  # multiply-accumulates behind which messages between nodes may be hidden: more of them
@@ -269,7 +270,7 @@ class GlobalMaxRows(Wrapper):
     def forward(self, p, x, ctx):
         y, saved = self.layer.forward(p, x, ctx)
         group = ctx.group("space")
-        everyones = ctx.moved(group.gather, y)
+        everyones = transfer(ctx, group.gather, y)
         winner = everyones.argmax(axis=0)
         return np.take_along_axis(everyones, winner[None], axis=0)[0], (saved, winner == group.rank)
 

@@ -53,7 +53,7 @@ class Together(Whole):
     def __init__(self, axis: str):
         self.axis = axis
 
-    def hold(self, network, mesh):
+    def make_local_network(self, network, mesh):
         self.knows = mesh.places[self.axis] == 0
         return REWRITTEN[self.axis](network, mesh.places[self.axis], mesh.sizes[self.axis])
 
@@ -62,8 +62,8 @@ class Together(Whole):
         self.addends = mesh.size
 
     def join(self, trainer):
-        held = trainer.held
-        self.root, self.beside, self.trial = held.root, None, None
+        network = trainer.local_network
+        self.root, self.beside, self.trial = network.root, None, None
         if self.mesh.space and len(set(nodes_of(self.mesh.space))) > 1 and MPI.Query_thread() >= MPI.THREAD_MULTIPLE:
             self.beside, self.trial = self.mesh.space.Dup(progress=True), OverlapTrial(["hidden", "waited for"])
             for halo in halos(self.root):
@@ -71,10 +71,10 @@ class Together(Whole):
         if trainer.communicator:
             trainer.ctx.network_context.groups["everyone"] = Ranks(trainer.communicator)
         self.counted = None
-        branches_ = dict(branches.elsewhere(held.root))
-        if held.buffer_layout.size and branches_:  # statistics are those of whoever has the branch
+        branches_ = dict(branches.elsewhere(network.root))
+        if network.buffer_layout.size and branches_:  # statistics are those of whoever has the branch
             self.counted = np.full_like(trainer.buffers, self.knows)
-            for name, array in held.buffer_layout.items(self.counted):
+            for name, array in network.buffer_layout.items(self.counted):
                 inside = [away for path, away in branches_.items() if name.startswith(path + ".")]
                 if inside:
                     array[...] = not inside[0]

@@ -26,10 +26,11 @@ from mpi4py import MPI
 from collectives.steps import chunk
 from nn.core.context import LayerContext, MicroBatch
 from nn.core.network import Network, NotFinite
-from nn.core.stages import together
 from nn.losses import Loss
 from nn.training.trainer import micro_batches
 from parallel.passes import whole
+from parallel.state.splits import NetworkPart, sample_shape
+from parallel.state.stages import local_network
 from parallel.strategies.pipeline.actions import Action, Rows, parts, write
 from parallel.strategies.pipeline.picture import compare, measured
 from parallel.strategies.pipeline.placement import place
@@ -120,21 +121,24 @@ class PipelinePass(whole.Whole):
         self.programs: dict[int, Program] = {}  # by samples of a batch; the one that was used last is the last
         self.broken: list[Step] = []  # steps that failed: messages may still arrive in their memory
 
-    def hold(self, network, mesh):
+    def make_local_network(self, network, mesh):
         """This rank's stages, as one network; all of it, in none of them, on a rank that only serves."""
         ranks, self.rank = mesh.sizes["pipeline"], mesh.places["pipeline"]
         part, parts = mesh.places["tensor"], mesh.sizes["tensor"]
         shared, self.parts_loss, cut = share(network, self.whole_loss, parts, self.way)
         placement = place(shared, ranks, self.schedule, self.micro_batches, self.cuts, **self.options)
-        self.held, self.knows = network, False
+        self.local_network, self.knows = network, False
         self.stages: dict[int, OwnStage] = {}
         if mesh.index is not None:
-            self.held = together(shared, [placement.networks[s] for s in placement.of(self.rank)])
+            self.local_network = local_network(shared, [placement.networks[s] for s in placement.of(self.rank)])
             if parts > 1:
-                placement, self.held = placement.part(part, parts, cut), self.held.part(part, parts)
+                placement, self.local_network = (
+                    placement.part(part, parts, cut),
+                    NetworkPart(self.local_network, part, parts),
+                )
             self.knows = self.rank in placement.replicas[-1] and not part
         self.placement, self.last = placement, len(placement.networks) - 1
-        return self.held
+        return self.local_network
 
     def start(self, mesh, network):
         super().start(mesh, network)
@@ -157,7 +161,7 @@ class PipelinePass(whole.Whole):
         self.everyone = trainer.everyone and self.mesh.count > 1  # layers meet other ranks, with samples or without
         outer, child = trainer.ctx.network_context, 0
         mine = self.placement.of(self.rank)
-        start, state = self.held.layout.own, self.held.buffer_layout.size
+        start, state = self.local_network.layout.own, self.local_network.buffer_layout.size
         for number in mine:  # layouts have the last one first
             network = self.placement.networks[number]
             start, state = start - network.layout.own, state - network.buffer_layout.size
@@ -172,12 +176,12 @@ class PipelinePass(whole.Whole):
             child = end
         self._join_ties()
         self._join_terms()
-        layout = self.held.layout
+        layout = self.local_network.layout
         self.all_but_late = min((layout.slices[name].start for name in (*self.ties, *self.terms)), default=layout.size)
 
     def _join_ties(self) -> None:
         """Who sums the gradients of arrays that several stages share; layers add to them, whichever comes first."""
-        gradients = self.held.layout.flat(self.trainer.g)
+        gradients = self.local_network.layout.flat(self.trainer.g)
         self.ties: dict[str, tuple[np.ndarray, Any]] = {}
         for name, users in self.placement.tied().items():
             homes = {self.placement.home[stage] for stage in users}
@@ -188,13 +192,13 @@ class PipelinePass(whole.Whole):
                 self.ties[name] = gradients[name], among
             for stage in set(users) & self.stages.keys():
                 own = self.stages[stage]
-                for ctx in runs(own.ctx):
+                for ctx in contexts(own.ctx):
                     ctx.shared |= name in names_of(own.network, ctx.path)
 
     def _join_terms(self) -> None:
         """What every rank of the axis "tensor" has a term of: gradients of arrays that are whole on each."""
-        gradients = self.held.layout.flat(self.trainer.g)
-        self.terms = {name: gradients[name] for name in terms(self.held)}
+        gradients = self.local_network.layout.flat(self.trainer.g)
+        self.terms = {name: gradients[name] for name in terms(self.local_network)}
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -241,7 +245,7 @@ class PipelinePass(whole.Whole):
         if self.terms:
             sum_as_one(list(self.terms.values()), trainer.ctx.network_context.groups["tensor"])
         if self.tell:
-            self.tell(self.held.layout.size)
+            self.tell(self.local_network.layout.size)
         return loss
 
     def program(self, samples: int) -> Program:
@@ -324,7 +328,7 @@ class PipelinePass(whole.Whole):
                 elif at(number - 1, i) == self.rank:
                     given = output
                 else:
-                    given = np.empty((hi - lo, *stage.network.given), stage.network.dtype)
+                    given = np.empty((hi - lo, *sample_shape(stage.network)), stage.network.dtype)
                     peer = at(number - 1, i)
                     self.wait(comm.Irecv(given, peer, TAG), peer, f"for the input of {stage.network.name}")
                 batch = MicroBatch(training=training, step=self.trainer.steps, sample=first + lo)
@@ -408,11 +412,11 @@ class PipelinePass(whole.Whole):
         )
 
 
-def runs(ctx: LayerContext) -> Iterator[LayerContext]:
-    """A layer's Run, and those inside."""
+def contexts(ctx: LayerContext) -> Iterator[LayerContext]:
+    """A layer's context, and those inside."""
     yield ctx
     for child in ctx.children:
-        yield from runs(child)
+        yield from contexts(child)
 
 
 def names_of(network: Network, path: str) -> set[str]:

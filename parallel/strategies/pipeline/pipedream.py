@@ -40,10 +40,11 @@ from contextlib import contextmanager
 import numpy as np
 from mpi4py import MPI
 
-from nn.training.trainer import OWN, micro_batches
+from nn.training.trainer import micro_batches
 from parallel.exchange.local_update import LocalUpdate
 from parallel.exchange.messages import Buckets
 from parallel.exchange.step_result import StepResult
+from parallel.state.private_state import OWN
 from parallel.strategies.along_data import BUCKETING
 from parallel.strategies.pipeline.actions import ACTION, parse
 from parallel.strategies.pipeline.checking import Span
@@ -233,14 +234,14 @@ class PipeDreamPass(PipelinePass):
         self.following = 0  # the step that comes next
         self.late = 0.0  # of the sum of losses: what steps have not returned yet
 
-    def hold(self, network, mesh):
-        held = super().hold(network, mesh)
+    def make_local_network(self, network, mesh):
+        local = super().make_local_network(network, mesh)
         self.replicas = tuple(map(len, self.placement.replicas))
         before = [sum(self.replicas[:stage]) for stage in range(len(self.replicas))]
         ranks = sum(self.replicas)
         self.warm_up = [(ranks - 1 - b) // r for b, r in zip(before, self.replicas, strict=True)]
         self.delay = -(-self.warm_up[0] * self.replicas[0] // self.micro_batches)
-        return held
+        return local
 
     def start(self, mesh, network):
         super().start(mesh, network)

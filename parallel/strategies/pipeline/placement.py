@@ -14,9 +14,10 @@ import numpy as np
 
 from nn.core.layer import Sequential
 from nn.core.network import Network
-from nn.core.stages import stages
 from nn.optim.clipping import ClipGlobalNorm
 from nn.optim.optimizers import Optimizer
+from parallel.state.splits import NetworkPart, sample_shape
+from parallel.state.stages import stages
 from parallel.strategies.pipeline.actions import Rows
 from parallel.strategies.pipeline.checking import Report, check
 from parallel.strategies.pipeline.schedules import SCHEDULES, check_counts, rows
@@ -65,15 +66,15 @@ class Placement:
         """
         found = []
         for network in self.networks:
-            mine, how = network.part(index, count), cut.get(network.root.first)
+            mine, how = NetworkPart(network, index, count), cut.get(network.root.first)
             if how:
-                mine.given = how.part_of(network.in_shape, index, count)
+                mine.sample_shape = how.part_of(network.in_shape, index, count)
             found.append(mine)
         return replace(self, networks=found)
 
     def shape(self, stage: int) -> tuple[int, ...]:
         """Of one sample of what a stage is given; behind the last one, of the outputs."""
-        return self.networks[stage].given if stage < len(self.networks) else self.networks[-1].out_shape
+        return sample_shape(self.networks[stage]) if stage < len(self.networks) else self.networks[-1].out_shape
 
     def of(self, rank: int) -> list[int]:
         """The stages of a rank."""

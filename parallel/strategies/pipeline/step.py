@@ -20,6 +20,7 @@ from mpi4py import MPI
 from collectives.failures.awake import Awake
 from collectives.steps import Compute, Recv, Send
 from nn.core.context import MicroBatch
+from parallel.strategies.activation_transfer import pack, unpack
 from parallel.strategies.pipeline.actions import Action, parse
 from parallel.strategies.pipeline.lowering import Stage, lower
 
@@ -157,7 +158,7 @@ class Step:
     def packed(self, buffer: str, array: np.ndarray) -> np.ndarray:
         """What leaves a buffer, as it travels."""
         name, stage = named(buffer)
-        return self.line.stages[stage].ctx.network_context.packed(array, name == "input_gradient")
+        return pack(self.line.stages[stage].ctx.network_context, array, name == "input_gradient")
 
     def array(self, place, stage: int, samples: int) -> np.ndarray | None:
         """What a slot of a stage stands for, as a batch; None for no samples."""
@@ -170,7 +171,7 @@ class Step:
         shape = self.line.placement.shape(stage if name == "input" else stage + 1)
         own = self.line.stages[stage]
         array = self.arrays[key].reshape(samples, *shape)
-        return own.ctx.network_context.unpacked(array, own.network.dtype, name == "output_gradient")
+        return unpack(own.ctx.network_context, array, own.network.dtype, name == "output_gradient")
 
     def forward(self, action: Action, stage, x, gy, mine: slice) -> np.ndarray:
         place, line = (action.stage, action.micro_batch), self.line

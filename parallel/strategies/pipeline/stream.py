@@ -36,8 +36,9 @@ from mpi4py import MPI
 from nn.core.context import LayerContext, MicroBatch
 from nn.training.trainer import micro_batches
 from parallel.exchange.step_result import disagreement
+from parallel.state.splits import sample_shape
 from parallel.strategies.pipeline.actions import Action
-from parallel.strategies.pipeline.executor import runs
+from parallel.strategies.pipeline.executor import contexts
 from parallel.strategies.pipeline.schedules import pipedream, seat
 from parallel.strategies.pipeline.step import TAG
 
@@ -325,7 +326,7 @@ class Stream:
         peer = self.line.placement.at(neighbour, b)
         if not self.same_size(self.minis[b].step, peer, wait):
             return False
-        shape = network.given if kind == "F" else self.line.placement.shape(neighbour)
+        shape = sample_shape(network) if kind == "F" else self.line.placement.shape(neighbour)
         array = np.empty((len(self.minis[b].x), *shape), network.dtype)
         self.coming[kind, b] = array, self.line.communicator.Irecv(array, peer, TAG), peer
         self.posted[kind] += self.seat.count
@@ -392,7 +393,7 @@ class Stream:
         gy = own if gy is None else gy
         self.bad = self.bad or bool(np.isnan(gy.flat[0]))
         if self.bad:
-            gx = np.full((len(gy), *stage.network.given), np.nan, stage.network.dtype)
+            gx = np.full((len(gy), *sample_shape(stage.network)), np.nan, stage.network.dtype)
         else:
             batch.accumulate = False
             exchange = self.line.trainer.exchange
@@ -435,7 +436,7 @@ class Stream:
 def copied(entry: tuple, ctx: LayerContext) -> tuple:
     """A copy of what the backward pass of a mini-batch needs, which does not reach layers and their contexts."""
     memo = {}
-    for each in runs(ctx):
+    for each in contexts(ctx):
         for part in each, each.layer, each.network_context:
             memo[id(part)] = part
     return copy.deepcopy(entry, memo)

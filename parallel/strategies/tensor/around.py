@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from nn.core.containers import Wrapper
 from nn.core.gradients import RowSum
-from nn.core.layer import Layer, Spec, Split, last_kind
+from nn.core.layer import Layer, last_kind
 from nn.core.layout import Views
+from parallel.state.splits import Split, split_of, with_split
 from parallel.strategies.tensor.moves import Move
 
 
@@ -23,7 +23,7 @@ class Around(Wrapper):
     enter, leave : Move or None
         Before and behind it.
     splits : dict of Split, or None
-        How the layer's arrays are cut, by name, others being whole; None: as the layer says.
+        How the layer's arrays are cut, by name, others being whole; None: as the layers inside say.
     late : str
         Name of the array that is added behind a sum of terms, once: the layer is not given it.
     terms : bool
@@ -88,13 +88,13 @@ class Around(Wrapper):
 def _cut(tree: dict, splits: Mapping[str, Split]) -> dict:
     """The Specs with these splits and no others."""
     return {
-        name: _cut(entry, {}) if isinstance(entry, dict) else _with(entry, splits.get(name))
+        name: _cut(entry, {})
+        if isinstance(entry, dict)
+        else entry
+        if split_of(entry) == splits.get(name)
+        else with_split(entry, splits.get(name))
         for name, entry in tree.items()
     }
-
-
-def _with(spec: Spec, split: Split | None) -> Spec:
-    return spec if spec.split == split else replace(spec, split=split)
 
 
 def with_children(layer: Layer, children: Iterable[Layer]) -> Layer:

@@ -7,11 +7,11 @@ Source: Shoeybi et al. 2019, sections 3 and 4.
 
 from __future__ import annotations
 
-from nn.core.layer import Split
 from nn.layers.attention import MultiHeadAttention
 from nn.layers.convolution import Conv2d
 from nn.layers.dense import Linear, TiedLinear
 from nn.layers.embedding import Embedding
+from parallel.state.splits import Split
 from parallel.strategies.tensor.around import Around
 from parallel.strategies.tensor.moves import Copy, Move, Sum, SumPart
 from parallel.strategies.tensor.parts import SplitEmbedding

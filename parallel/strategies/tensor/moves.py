@@ -31,11 +31,12 @@ import numpy as np
 
 from nn.core.context import Group
 from nn.core.layer import Layer
+from parallel.strategies.activation_transfer import transfer
 
 
 @dataclass(frozen=True)
 class Cut:
-    """An axis of an activation of which each rank has a part, cut as nn/core/parts.py cuts parameters.
+    """An axis of an activation of which each rank has a part, cut as state/splits.py cuts parameters.
 
     Attributes
     ----------
@@ -101,7 +102,7 @@ class Cut:
             self.in_blocks(mine)[self.inside(part, 0, self.share(group) // self.blocks)] = self.in_blocks(part)
         whole = ctx.empty(self._shape(part, self.size), part.dtype)
         into = self.in_blocks(whole)
-        everyones = ctx.moved(group.gather, mine, gradient) if rounded else group.gather(mine)
+        everyones = transfer(ctx, group.gather, mine, gradient) if rounded else group.gather(mine)
         for rank, theirs in enumerate(everyones):
             lo, hi = self.bounds(rank, group.size)
             into[self.inside(part, lo, hi)] = self.in_blocks(theirs)[self.inside(part, 0, hi - lo)]

@@ -1,7 +1,7 @@
 """A network rewritten for ranks that compute its layers together: which layer is cut how, and what moves between them.
 
     shared, loss, cuts = share(network, loss, 4)    # the same layers, names, arrays and random numbers
-    mine = shared.part(rank, 4)                     # with this rank's part of the arrays
+    mine = NetworkPart(shared, rank, 4)             # with this rank's part of the arrays
 
 The layers are walked through in their order, with what is known of the activation that comes: whole on every rank, or
 cut along its features, or along its places. The rules:
@@ -25,7 +25,7 @@ import copy
 from typing import NamedTuple
 
 from nn.core.containers import Parallel, Recompute, Residual
-from nn.core.layer import Layer, Sequential, Shape, Split
+from nn.core.layer import Layer, Sequential, Shape
 from nn.core.network import Network
 from nn.layers.attention import MultiHeadAttention
 from nn.layers.batch_normalization import BatchNorm
@@ -37,6 +37,7 @@ from nn.layers.normalization import LayerNorm, RMSNorm
 from nn.layers.reshaping import Flatten
 from nn.losses import CrossEntropyLoss, Loss
 from nn.models.googlenet import Auxiliary
+from parallel.state.splits import Split, split_of
 from parallel.strategies.tensor.around import Around, with_children
 from parallel.strategies.tensor.layers import (
     ChannelParallelConv2d,
@@ -63,7 +64,7 @@ class Shared(NamedTuple):
     Attributes
     ----------
     network : Network
-        Of which `.part(index, ranks)` is what one of them has.
+        Of which `NetworkPart(network, index, ranks)` is what one of them has.
     loss : Loss
         A cross-entropy of outputs that are cut takes them so; any other gets all.
     cuts : dict of Cut
@@ -133,7 +134,7 @@ def terms(network: Network) -> list[str]:
     found = []
     for path, layer, shape, _ in network.layers():
         if isinstance(layer, Around) and layer.terms:
-            found += [_join(path, name) for name, spec in layer.specs(shape)[0].items() if spec.split is None]
+            found += [_join(path, name) for name, spec in layer.specs(shape)[0].items() if split_of(spec) is None]
     return found
 
 

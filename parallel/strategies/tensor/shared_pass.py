@@ -7,6 +7,7 @@ from collections.abc import Callable
 from nn.core.context import Group
 from nn.losses import Loss
 from parallel.passes.whole import Whole
+from parallel.state.splits import NetworkPart
 from parallel.strategies.tensor.moves import sum_as_one
 from parallel.strategies.tensor.rewriting import in_words, share, terms
 
@@ -25,20 +26,20 @@ class SharedPass(Whole):
     def __init__(self, loss: Loss, way: str = "pairs"):
         self.whole_loss, self.way = loss, way
 
-    def hold(self, network, mesh):
+    def make_local_network(self, network, mesh):
         self.knows = False
         if mesh.index is None:  # a rank that only serves, whole arrays
             return network
         index, ranks = mesh.places["tensor"], mesh.sizes["tensor"]
         shared, self.parts_loss, _ = share(network, self.whole_loss, ranks, self.way)
         self.knows = index == 0
-        return shared.part(index, ranks) if ranks > 1 else network
+        return NetworkPart(shared, index, ranks) if ranks > 1 else network
 
     def join(self, trainer):
         """The loss of outputs that are cut; and where gradients are terms, here and there in the buffer."""
         if self.mesh.index is None:
             return
-        layout, names = trainer.held.layout, terms(trainer.held)
+        layout, names = trainer.local_network.layout, terms(trainer.local_network)
         self.terms = {name: array for name, array in layout.flat(trainer.g).items() if name in names}
         self.ends = sorted((layout.slices[name].stop, name) for name in names)
         trainer.loss = self.parts_loss
@@ -58,7 +59,7 @@ class SharedPass(Whole):
         if adds_up:
             sum_as_one(list(self.terms.values()), group)
             if ready:
-                ready(trainer.held.layout.size)
+                ready(trainer.local_network.layout.size)
         return loss + before
 
     def summing(self, ready: Callable[[int], None], group: Group) -> Callable[[int], None]:

@@ -1,7 +1,8 @@
-"""A network cut into stages, one after another, for ranks that work on it as on a conveyor belt.
+"""A network cut into stages, one after another, and the local network of a rank that has some of them.
 
 A stage is a Network with some of the root's children, which keep their names. So it draws the weights and the dropout
-masks that the whole network would, and the stages' layouts, last stage first, are the whole network's (layout.py).
+masks that the whole network would, and the stages' layouts, last stage first, are the whole network's
+(nn/core/layout.py).
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ def stages(network: Network, at: Iterable[int]) -> list[Network]:
     return found
 
 
-class Several(Sequential):
+class LocalStages(Sequential):
     """The layers of several stages, which need not follow one another, under the names that they have in the whole.
 
-    One layout for all that a process has of a network; samples go through the stages, one by one.
+    One layout for all that a rank has of a network; samples go through the stages, one by one.
     """
 
     def __init__(self, stages: Sequence[Network]):
@@ -88,8 +89,8 @@ class Several(Sequential):
         raise TypeError("samples go through the stages, one by one")
 
 
-def together(network: Network, stages: Sequence[Network]) -> Network:
-    """Some stages of a network, in their order, as one Network with one layout: what a process holds of it."""
+def local_network(network: Network, stages: Sequence[Network]) -> Network:
+    """Return some stages of a network, in their order, as one Network with one layout: that of a rank."""
     layers = sum(len(stage.root.layers) for stage in stages)
     if layers == len(network.root.layers):
         return network
@@ -97,4 +98,4 @@ def together(network: Network, stages: Sequence[Network]) -> Network:
         return stages[0]
     name = " and ".join(stage.name for stage in stages)
     first = stages[0].in_shape
-    return Network(Several(stages), first, network.dtype, name, whole=network.layout, mixed=network.mixed)
+    return Network(LocalStages(stages), first, network.dtype, name, whole=network.layout, mixed=network.mixed)

@@ -11,10 +11,10 @@ from nn.core.context import MicroBatch
 from nn.core.layer import Sequential, ShapeError
 from nn.core.layout import Layout
 from nn.core.network import Network
-from nn.core.stages import stages
 from nn.models import build
 from nn.models.googlenet import Auxiliary
 from nn.optim.clipping import ClipGlobalNorm
+from parallel.state.stages import stages
 
 
 def language_model():

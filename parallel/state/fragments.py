@@ -1,8 +1,8 @@
-"""What a checkpoint has in its files: whole arrays in one, or fragments of arrays in several, one of each rank.
+"""Fragments of arrays, as ranks hold them and write them, and the whole arrays that they make.
 
-A fragment is so many elements of an array, from one on, or of a part of an array that several ranks compute together
-(nn/core/parts.py). A file of fragments says in its entry "fragments" where each belongs. So whoever reads need not know
-how many ranks there were, nor what they shared: it asks for an array and gets it whole.
+A fragment is a range of elements of an array, or of a part of an array that is split over ranks (splits.py). A file of
+fragments says in its entry "fragments" where each belongs. So the reader need not know how many ranks there were, nor
+what each of them had: it asks for an array and gets it whole.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from pathlib import Path
 
 import numpy as np
 
-from nn.core.layer import Spec, Split
-from nn.core.parts import check_part, join, part_shape
+from nn.core.layer import Spec
 from nn.data.arrays import NUMBERS, TEXT, Archive, ArrayError, nbytes
-from nn.reading import TABLE, parse_json
+from nn.training.state_files import PROGRESS, Kind, LazyState, read_object
+from parallel.state.splits import Split, check_part, join, part_shape, with_split
 
-PROGRESS, FRAGMENTS = "progress", "fragments"  # entries that are no arrays of the state
-MOST = 1 << 16  # parts of an array
-Kind = tuple[tuple[int, ...], np.dtype]
+FRAGMENTS = "fragments"  # the entry that says where fragments belong
+MAX_PARTS = 1 << 16  # of an array
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """Some of an array.
+    """A range of elements of an array.
 
     Parameters
     ----------
@@ -70,34 +69,7 @@ def with_places(fragments: Iterable[Fragment]) -> Iterator[tuple[str, np.ndarray
     yield FRAGMENTS, np.array(json.dumps(places))
 
 
-class Stored(Mapping):
-    """The arrays of a checkpoint of one file by name, each read when it is asked for: they need not all fit."""
-
-    def __init__(self, path: Path):
-        self._file = Archive(path, NUMBERS + TEXT, compressed=False)
-        self._names = dict.fromkeys(self._file)
-        for name in self._names:
-            self._file.check(name)
-        self.progress = _object(self._file, PROGRESS)
-        del self._names[PROGRESS]
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._file[name]
-
-    def kind(self, name: str) -> Kind:
-        """(shape, dtype) of an array, which is not read for that."""
-        return self._file.check(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-class Whole(Mapping):
+class WholeArrays(LazyState):
     """Whole arrays, of which fragments are held in several places, each put together when it is asked for."""
 
     def __init__(self):
@@ -158,7 +130,7 @@ class Whole(Mapping):
         return len(self._places)
 
 
-class Joined(Whole):
+class JoinedFiles(WholeArrays):
     """The whole arrays of a checkpoint whose fragments lie in several files, each read when it is asked for.
 
     Raises
@@ -191,9 +163,9 @@ class Joined(Whole):
         """Take up what a file says of its fragments."""
         file = Archive(path, NUMBERS + TEXT, compressed=False)
         self._files.append(file)
-        places = _object(file, FRAGMENTS)
+        places = read_object(file, FRAGMENTS)
         if PROGRESS in file:
-            self.progress = _object(file, PROGRESS)
+            self.progress = read_object(file, PROGRESS)
         if missing := file.keys() - places.keys() - {FRAGMENTS, PROGRESS}:
             raise ValueError(f"{min(missing)}: not said where it belongs")
         for name, place in places.items():
@@ -201,7 +173,7 @@ class Joined(Whole):
             self._add(name, place, math.prod(held), dtype, file)
 
 
-class Gathered(Whole):
+class GatheredFragments(WholeArrays):
     """The whole arrays of which ranks have given fragments.
 
     Raises
@@ -231,14 +203,6 @@ class _Place:
     file: Mapping[str, np.ndarray]
 
 
-def _object(file: Archive, name: str) -> dict:
-    """An entry that is an object of JSON."""
-    found = parse_json(file.text(name, TABLE))
-    if not isinstance(found, dict):
-        raise ValueError(f"{name} must be an object, given {found!r:.40}")
-    return found
-
-
 def _read_place(name: str, place) -> tuple[Spec, int, int, int]:
     """(whole array, first element, index of the part, number of parts) as a file says it."""
     try:
@@ -247,8 +211,8 @@ def _read_place(name: str, place) -> tuple[Spec, int, int, int]:
         if not all(type(n) is int and n >= 0 for n in numbers) or (count > 1) != (split is not None):
             raise ValueError
         check_part(index, count)
-        found = Spec(tuple(shape), None, split=Split(*split) if split else None)
-        if count > MOST:
+        found = with_split(Spec(tuple(shape), None), Split(*split) if split else None)
+        if count > MAX_PARTS:
             raise ValueError
     except (ValueError, TypeError, KeyError):
         raise ValueError(f"{name}: what place is {place!r:.80}?") from None

@@ -1,0 +1,115 @@
+"""The writer of a trainer's checkpoints: at once, or on a thread, which writes a copy of the state of that moment."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from nn.training.checkpoints import Checkpoints
+
+
+class Writing:
+    """A function that is called, by a thread or at once; its result, or its error."""
+
+    def __init__(self, work: Callable, background: bool):
+        self.result = self.error = self._thread = None
+        if background:
+            self._thread = threading.Thread(target=self._do, args=(work,), name="checkpoint", daemon=True)
+            self._thread.start()
+        else:
+            self._do(work)
+
+    def _do(self, work: Callable) -> None:
+        try:
+            self.result = work()
+        except BaseException as error:  # whatever it is: who waits for it hears of it
+            self.error = error
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is not done yet."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Return when it is done."""
+        if self._thread is not None:
+            self._thread.join()
+
+
+class CheckpointWriter:
+    """Writes the state of a trainer, as `Trainer.checkpoint_writer` makes it; trainers with other state have their own.
+
+    Parameters
+    ----------
+    trainer : Trainer
+    checkpoints : Checkpoints
+    background : bool
+        Whether a thread writes a copy of the state, while training goes on.
+    """
+
+    def __init__(self, trainer: Any, checkpoints: Checkpoints, background: bool = False):
+        self.trainer, self.checkpoints, self.background = trainer, checkpoints, background
+        self.writing: Writing | None = None
+
+    def save(self, progress: dict, names: Sequence[str | None] = (None,)) -> None:
+        """Begin to write a checkpoint under these names, after the one before; without `background`, finish it.
+
+        Raises
+        ------
+        OSError, CheckpointError, FloatingPointError
+            It cannot be written, or a parameter is not finite; on a thread: the one before.
+        """
+        self.finish()
+        copied = [(name, array.copy()) for name, array in self.trainer.entries()] if self.background else None
+
+        def work() -> None:
+            for name in names:
+                self.checkpoints.save(finite(copied or self.trainer.entries()), progress, name)
+
+        self.writing = Writing(work, self.background)
+        if not self.background:
+            self.finish()
+
+    def finish(self) -> None:
+        """Return when all that was to be written is; raise what went wrong."""
+        self.wait()
+        writing, self.writing = self.writing, None
+        if writing and writing.error:
+            raise writing.error
+
+    def wait(self) -> None:
+        """Return when this process writes no more."""
+        if self.writing:
+            self.writing.wait()
+
+    def poll(self, asked: bool | None, saved: bool) -> bool:
+        """Raise what went wrong on the thread; return whether to save and end. Called after every step.
+
+        Parameters
+        ----------
+        asked : bool or None
+            Whether this process was asked to end; None where that cannot be asked for.
+        saved : bool
+            Whether a checkpoint was begun after this step.
+        """
+        if self.writing and not self.writing.busy:
+            self.finish()
+        return bool(asked)
+
+
+def check_finite(name: str, array: np.ndarray) -> None:
+    """Refuse a parameter from which nobody could go on: the one that was saved before is to stay."""
+    if name.startswith("param/") and not np.isfinite(array).all():
+        raise FloatingPointError(
+            f"parameter {name.removeprefix('param/')} is not finite, so it is not saved; what was saved before is kept"
+        )
+
+
+def finite(state: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the same (name, array) pairs; refuse a parameter that is not finite."""
+    for name, array in state:
+        check_finite(name, array)
+        yield name, array
