@@ -1,6 +1,6 @@
 """How a setting of a training run is declared: a field of a dataclass, with its default, its range and its help.
 
-    @dataclass
+    @dataclass(frozen=True)
     class ServerOptions:                                        # flags: --servers 2
         servers: int = option(1, "parameter servers, among which the parameters are cut")
 

@@ -37,8 +37,8 @@ REPEATS = 3  # steps that are measured
 SHOWN = 3  # predictions, and the fastest of each strategy
 
 
-def settle(options: Options, parts: Parts, world, say: Callable[[str], None]) -> None:
-    """Put what is chosen in the place of --strategy auto (collective).
+def chosen(options: Options, parts: Parts, world, say: Callable[[str], None]) -> Options:
+    """Return the options with what the plan chooses in the place of --strategy auto (collective).
 
     Raises
     ------
@@ -48,18 +48,16 @@ def settle(options: Options, parts: Parts, world, say: Callable[[str], None]) ->
     from collectives.pricing import measure  # which needs MPI, and what is below does not
 
     if world.size == 1:
-        options.strategy = "ddp"
-        return
+        return dataclasses.replace(options, strategy="ddp")
     network = measure.measure_network(world, LENGTHS, SECONDS)
     job = measured_job(options, parts, world, network, say)
     told = choose(options, parts, job, network, world.size) if world.rank == 0 else None
-    chosen, lines = world.bcast(told)
+    choice, lines = world.bcast(told)
     for line in lines:
         say(line)
-    if not chosen:
+    if not choice:
         raise OptionError(f"--strategy auto: {lines[-1]}")
-    for name, value in chosen.items():
-        setattr(options, name, value)
+    return dataclasses.replace(options, **choice)
 
 
 def measured_job(options: Options, parts: Parts, world, network: Network, say) -> Job:

@@ -95,15 +95,13 @@ def make(options: Options) -> Parts:
 
 def datasets(options: Options) -> data.Data:
     """The data. An encoder sees whole samples, so it is asked for hidden ids; a causal model for the next one."""
-    if options.model.startswith("encoder"):
-        options.mask = options.mask or 0.15
     return data.load(
         options.data,
         options.data_dir,
         limit=options.limit,
         normalise=options.normalise,
         length=options.length,
-        mask=options.mask,
+        mask=options.hidden_share,
         validation=options.validation,
         seed=options.seed,
         dtype=floats(options),
@@ -148,8 +146,8 @@ def synchronised(network: nn.Network) -> nn.Network:
 
 def loss(options: Options, data: data.Data) -> losses.Loss:
     """The loss, of hidden bytes only where some are."""
-    if options.mask:
-        count = masking.masked_count(options.mask, data.in_shape[0])
+    if options.hidden_share:
+        count = masking.masked_count(options.hidden_share, data.in_shape[0])
         return losses.MaskedCrossEntropyLoss(count, options.label_smoothing)
     smoothing = {"label_smoothing": options.label_smoothing} if options.loss == "cross-entropy" else {}
     plain = lookup("loss", options.loss)(**smoothing)

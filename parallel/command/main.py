@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -73,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
 
             prepare(options)
             if not options.out:
-                options.out = default_directory(options)
+                options = replace(options, out=default_directory(options))
                 argv += [] if options.resume else ["--out", options.out]
             if not options.find_lr:
                 with held(options):  # refused before there are ranks, of which the first will hold it
@@ -85,18 +86,20 @@ def main(argv: list[str] | None = None) -> int:
         return fail(error)
     heed_interrupts()
     set_threads(max(1, launcher.cores() // here), options.threads)
+    lock = RunLock()
     try:
         if launcher.inside():
             start_mpi(options.watch, bool(options.elastic))
             launcher.begun()
+            options = with_patience(options)
         else:
             for number in (signal.SIGTERM, signal.SIGHUP):
                 if number == signal.SIGTERM or signal.getsignal(number) is signal.SIG_DFL:  # else as nohup has it
                     signal.signal(number, terminated)
         from parallel.command.training_run import train
 
-        train(options, heed_no_signals)
-        if members := surviving():
+        train(options, heed_no_signals, lock)
+        if options.elastic and (members := surviving()):
             members.leave()
         if launcher.inside():
             end_mpi(options.watch)
@@ -104,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt as end:
         if launcher.inside():
             raise  # the excepthook ends all ranks
-        print(f"\nended; to continue: {continue_with(options)}", file=sys.stderr)
+        print(f"\nended; to continue: {continue_with(begun(options, lock))}", file=sys.stderr)
         return TERMINATED if end.args else INTERRUPTED
     except OptionError as error:
         return fail(error, WRONG_OPTION)
@@ -113,15 +116,30 @@ def main(argv: list[str] | None = None) -> int:
 
         if isinstance(error, Terminated):
             by_launcher = launcher.inside() and options.ranks  # then that one says the command
-            return fail(error if by_launcher else f"{error}; to continue: {continue_with(options)}", TERMINATED, "\n")
+            more = "" if by_launcher else f"; to continue: {continue_with(begun(options, lock))}"
+            return fail(f"{error}{more}", TERMINATED, "\n")
         if not launcher.inside() and (unwritten := output_error(error)):
-            return unheard(options, unwritten)
+            return unheard(begun(options, lock), unwritten)
         return fail(error)
     except Exception as error:  # a mistake in the program: of one rank alone, the others go on
         if not surviving():
             raise
         traceback.print_exception(error)
         return fail(error)
+
+
+def with_patience(options: Options) -> Options:
+    """Return the options with the time that ranks may wait for each other where one of them may be silent."""
+    if not options.elastic:
+        return options
+    from parallel.elastic.policy import Policy
+
+    return replace(options, watch=Policy.parse(options.elastic).patience(options.watch))
+
+
+def begun(options: Options, lock: RunLock) -> Options:
+    """Return the options with the directory that the run has, if it came so far."""
+    return replace(options, out=lock.directory or options.out)
 
 
 def start_mpi(limit: float, survive: bool = False) -> None:
@@ -388,9 +406,12 @@ def fail(error: Exception | str, status: int = 1, begin: str = "error: ") -> int
 
 
 def surviving():
-    """The members of a run that goes on where ranks die; None of another one."""
-    survivor = getattr(sys.modules.get("parallel.elastic.recovery"), "current", None)
-    return survivor and survivor.members
+    """Return the members of a run that goes on where ranks die; None of another one."""
+    if not launcher.inside():
+        return None
+    from parallel.elastic import recovery
+
+    return recovery.current and recovery.current.members
 
 
 def everyone_fails(world) -> Iterator[bool]:

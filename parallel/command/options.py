@@ -19,7 +19,7 @@ from parallel.strategies import DECLARED, STRATEGIES
 from parallel.strategies.auto import AUTO, AutoOptions
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataOptions:
     """What is learned from."""
 
@@ -42,7 +42,7 @@ class DataOptions:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class NetworkOptions:
     """What is trained."""
 
@@ -70,7 +70,7 @@ class NetworkOptions:
     seed: int = option(0, "of initial weights, the order of samples and which are held out", everyday=True, least=0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class LearningOptions:
     """How it learns."""
 
@@ -112,7 +112,7 @@ class LearningOptions:
     patience: int | None = option(None, "stop after that many epochs without better validation accuracy")
 
 
-@dataclass
+@dataclass(frozen=True)
 class RanksOptions:
     """How ranks share the work."""
 
@@ -146,7 +146,7 @@ class RanksOptions:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class MeshOptions:
     """How ranks share the network itself."""
 
@@ -171,7 +171,7 @@ class MeshOptions:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunOptions:
     """Where the run is kept, and what it may use."""
 
@@ -201,7 +201,7 @@ class RunOptions:
     threads: int | None = option(None, "BLAS threads of a rank (default: cores / ranks on this host)", most=1024)
 
 
-@dataclass
+@dataclass(frozen=True)
 class ReportOptions:
     """What the run tells beside the result."""
 
@@ -214,9 +214,10 @@ class ReportOptions:
         False, "record what every rank did when: trace.json, recorded.goal, a picture", everyday=True
     )
     memory: bool = option(False, "after training: bytes that every rank keeps and sends, beside the formulas")
-    no_pictures: bool = option(False, "draw no curves.png and breakdown.png: a short run ends a second earlier")
+    pictures: bool = option(True, "draw curves.png and breakdown.png; without them a short run ends a second earlier")
 
 
+ENCODER_MASK = 0.15  # of BERT (Devlin et al. 2019)
 # Dataclasses that strategies declare, each once, in the order of the strategies.
 OF_STRATEGIES = tuple(dict.fromkeys(kind for strategy in DECLARED for kind in strategy.options)) + (AutoOptions,)
 TOPICS = {
@@ -230,14 +231,22 @@ TOPICS = {
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class Options(*reversed([kind for kinds in TOPICS.values() for kind in kinds])):  # type: ignore[misc]
-    """What a run of scripts/train.py is made of: all topics. (The fields of the last base come first.)"""
+    """What a run of scripts/train.py is made of: all topics. (The fields of the last base come first.)
+
+    Nothing changes them during a run: `dataclasses.replace` makes others.
+    """
 
     @property
     def strategy_name(self) -> str:
         """Of --strategy, without its keys."""
         return name_of(self.strategy)
+
+    @property
+    def hidden_share(self) -> float:
+        """Share of the bytes that are hidden: --mask, or an encoder's own; 0 for other networks."""
+        return self.mask or (ENCODER_MASK if self.model.startswith("encoder") else 0.0)
 
     @property
     def late(self) -> bool:
@@ -281,11 +290,11 @@ def title_of(topic: str) -> str:
 
 
 def off_flag(name: str) -> str:
-    """The flag that switches an option off: --no-timeline, --no-elastic, --pictures; "" where its default is no such
-    value, and another value must be given."""
+    """Return the flag that switches an option off: --no-timeline, --no-elastic; "" where its default is no such value,
+    and another value must be given."""
     if FIELDS[name].default is not None and TYPES[name] is not bool:
         return ""
-    return flag(name[3:]) if name.startswith("no_") else flag(f"no_{name}")
+    return flag(f"no_{name}")
 
 
 def shown_default(name: str) -> str:

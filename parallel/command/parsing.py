@@ -111,11 +111,7 @@ def _add(group, name: str) -> None:
     metadata, kind = FIELDS[name].metadata, TYPES[name]
     off = off_flag(name)
     if kind is bool:
-        if off.startswith("--no-"):
-            group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=help_of(name))
-        else:
-            group.add_argument(flag(name), action="store_true", help=help_of(name))
-            group.add_argument(off, dest=name, action="store_false", help=argparse.SUPPRESS)
+        group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=help_of(name))
         return
     choices, default = None if metadata["keys"] else metadata["choices"], shown_default(name)
     group.add_argument(
@@ -259,6 +255,8 @@ def read_config(directory: Path) -> dict:
         raise OptionError(f"--resume {directory}: config.json is not JSON ({error})") from None
     if not isinstance(found, dict):
         raise OptionError(f"--resume {directory}: config.json holds no options")
+    if "no_pictures" in found:  # what earlier runs said
+        found["pictures"] = not found.pop("no_pictures")
     for key in sorted(found.keys() - FIELDS.keys()):
         raise OptionError(
             f"{directory}/config.json: no option {nearest(flag(key), map(flag, FIELDS))}. "

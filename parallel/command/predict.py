@@ -39,7 +39,12 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         *("--fit",), choices=images.FITS, default="crop", help="what is done where the sides' proportion differs"
     )
-    found.add_argument("--invert", action="store_true", help="take the negative: dark on light as light on dark")
+    found.add_argument(
+        "--invert",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="take the negative: dark on light as light on dark",
+    )
     return found
 
 

@@ -15,7 +15,7 @@ from parallel.strategies.axes import mesh
 # What a resumed run may change; all else is part of the result and comes from its config.json.
 FREE_ON_RESUME = {
     "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "checkpoint", "resume", "out", "watch",
-    "check_replicas", "profile", "find_lr", "inspect", "timeline", "no_pictures", "strategy", "mesh", "pipeline",
+    "check_replicas", "profile", "find_lr", "inspect", "timeline", "pictures", "strategy", "mesh", "pipeline",
     "tensor", "memory", "elastic", *READERS,
 }  # fmt: skip
 # What a run has whose config.json is from before there was the option, where that is not the default.

@@ -338,7 +338,7 @@ def check_targets(options: Options, data) -> None:
         raise OptionError(
             f"--loss {options.loss}: the targets of {data.name} are {targets}: use {', '.join(readers)}{classes}"
         )
-    if options.mask and options.loss != "cross-entropy":
+    if options.hidden_share and options.loss != "cross-entropy":
         raise OptionError(f"--loss {options.loss}: hidden bytes are told by cross-entropy: leave --loss out")
 
 

@@ -50,6 +50,7 @@ class RunLock:
     def __init__(self, lease: float = LEASE):
         self.lease, self.path, self.file, self.own = lease, Path(), None, ""
         self.made_directory = False
+        self.directory: str | None = None  # of the run that asked for it, on ranks that do not hold it too
         self.released = threading.Event()
 
     def hold(self, directory: Path, known: str = "") -> str:

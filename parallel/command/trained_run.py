@@ -25,8 +25,8 @@ def about(options: Options, data: Data) -> dict[str, Any]:
     told: dict[str, Any] = {"data": data.name, "outputs": outputs(options), "classes": data.classes}
     if data.class_names != VOCABULARY:
         told["class_names"] = list(data.class_names)
-    if options.mask:
-        told["hidden"] = options.mask
+    if options.hidden_share:
+        told["hidden"] = options.hidden_share
     if len(data.in_shape) == 3:
         white = 16 if data.name == "digits" else 255 if train.x.dtype.kind in "iu" else 1  # as it is stored
         told |= {"white": white, "border": images.border(np.asarray(train.x[:LOOKED_AT], float)) / white}

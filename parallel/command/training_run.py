@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,10 +38,10 @@ from parallel.strategies import STRATEGIES, axes, build_trainer
 from parallel.strategies.auto import AUTO
 
 
-def train(options: Options, written: Callable[[], object] = lambda: None) -> dict:
+def train(options: Options, written: Callable[[], object] = lambda: None, lock: RunLock | None = None) -> dict:
     """Do what the options say; returns what result.json holds.
 
-    `written` is called when all is in files, before ranks part.
+    `written` is called when all is in files, before ranks part. `lock` of the run's directory names it from then on.
 
     Raises
     ------
@@ -48,7 +49,7 @@ def train(options: Options, written: Callable[[], object] = lambda: None) -> dic
         Whatever makes the run impossible or worthless, with a message that says what to do.
     """
     np.seterr(all="ignore")  # a loss that is not finite is an error of its own
-    parts, lock = prepare(options), RunLock()
+    parts, lock = prepare(options), lock or RunLock()
     try:
         return _train(options, parts, written, lock)
     finally:
@@ -61,12 +62,9 @@ def _train(options: Options, parts: Parts, written: Callable[[], object], lock: 
         from parallel.elastic import recovery
 
         policy = recovery.Policy.parse(options.elastic)
-        options.watch = policy.patience(options.watch)
-        given = options.mesh, options.servers, options.server_place
 
         def attempt(survivor):
-            options.mesh, options.servers, options.server_place = given  # others where ranks are lost
-            return run(options, parts, written, lock, survivor)
+            return run(replace(options, out=lock.directory or options.out), parts, written, lock, survivor)
 
         return recovery.survive(policy, attempt, options.watch)
     return run(options, parts, written, lock)
@@ -88,8 +86,9 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
     data = parts.data
     point, again = None, survivor is not None and survivor.again  # called again, as ranks have died
     if survivor:
-        options.out, point = survivor.begin(options.out)
-    world = ranks(options, lock, survivor)
+        out, point = survivor.begin(options.out)
+        options = replace(options, out=out)
+    world, options = ranks(options, lock, survivor)
     if survivor and world is None:  # too many for the mesh
         survivor.write_down(Path(options.out))
         survivor.wait()
@@ -101,7 +100,7 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
     if world:
         agree_on_data(world, data)
     if options.strategy_name == AUTO:
-        choose_strategy(options, parts, world, say)
+        options = choose_strategy(options, parts, world, say)
     before = resident()
     traffic = counted(world) if options.memory and world else None
     trainer = make_trainer(options, parts, traffic or world)
@@ -192,7 +191,7 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
     if rank == 0:
         checkpoints.remove_temporary_files(out)
         checkpoints.write_atomically(out / "result.json", (checkpoints.json_text(result, 1) + "\n").encode())
-        if not options.no_pictures:
+        if options.pictures:
             write_curves(training.history, out / "curves.png")
             write_staleness(training.history, out / "staleness.png")
             write_figure(draw_breakdown(breakdown.table), out / "breakdown.png")
@@ -334,14 +333,15 @@ def go_on(trainer: RunTrainer, kept: checkpoints.Checkpoints, say, survivor, poi
 
 
 def ranks(options: Options, lock: RunLock, survivor=None):
-    """A Communicator over all ranks, or None where this process is the only one and nothing launched it.
+    """Return a Communicator over all ranks, or None for one process that nothing launched; and the options there.
 
-    `options.out` is a directory from now on, the same on all, and no other run's. `lock`, `survivor` as of `run`.
+    Their `out` is a directory, the same on all ranks, and no other run's. Where ranks were lost, the mesh and the
+    servers are those of the ranks that are left. `lock`, `survivor` as of `run`.
     """
     if not launcher.inside():
-        options.out = options.out or default_directory(options)
+        options = replace(options, out=options.out or default_directory(options))
         hold(options, lock)
-        return None
+        return None, options
     from collectives.failures.launch_check import starting
 
     if survivor:
@@ -351,22 +351,27 @@ def ranks(options: Options, lock: RunLock, survivor=None):
             check_started(options, survivor.members.size)
         root, train = survivor.members.root, survivor.members.root.size
         if survivor.again and train < survivor.members.size:
-            train, options.mesh = axes.fitting(options, train)
-            if train == 1:  # it is worker and server
-                options.server_place = "workers"
-            options.servers = min(options.servers, train - (options.server_place == "own"))
-        options.out = root.bcast((options.out or default_directory(options)) if root.rank == 0 else None)
+            train, mesh = axes.fitting(options, train)
+            place = "workers" if train == 1 else options.server_place  # it is worker and server
+            servers = min(options.servers, train - (place == "own"))
+            options = replace(options, mesh=mesh, server_place=place, servers=servers)
+        options = agreed_directory(options, root)
         if root.rank:
             lock.release()  # another rank is the first one now
         known = root.allgather(survivor.held)
         survivor.held = hold(options, lock, root, next(filter(None, known), ""))
-        return survivor.communicator(train, allreduce=options.allreduce, watch=options.watch)
+        return survivor.communicator(train, allreduce=options.allreduce, watch=options.watch), options
     with starting(options.watch):
         world = communicator(options)
     check_started(options, world.size)
-    options.out = world.bcast((options.out or default_directory(options)) if world.rank == 0 else None)
+    options = agreed_directory(options, world)
     hold(options, lock, world)
-    return world
+    return world, options
+
+
+def agreed_directory(options: Options, comm) -> Options:
+    """Return the options with the run's directory as rank 0 has it (collective)."""
+    return replace(options, out=comm.bcast((options.out or default_directory(options)) if comm.rank == 0 else None))
 
 
 def hold(options: Options, lock: RunLock, comm=None, known: str = "") -> str:
@@ -378,6 +383,7 @@ def hold(options: Options, lock: RunLock, comm=None, known: str = "") -> str:
         On all ranks: another process trains there.
     """
     content = refused = ""
+    lock.directory = options.out
     if not options.find_lr and (comm is None or comm.rank == 0):
         try:
             content = lock.hold(Path(options.out), known)
@@ -421,14 +427,13 @@ def start_from(options: Options, trainer: RunTrainer, say) -> None:
     say(f"weights of {options.from_}" + (f"; drawn anew: {', '.join(new)}" if new else ""))
 
 
-def choose_strategy(options: Options, parts: Parts, world, say) -> None:
-    """The options that the plan chooses, on many ranks; one process has no choice."""
+def choose_strategy(options: Options, parts: Parts, world, say) -> Options:
+    """Return the options with the strategy that the plan chooses, on many ranks; one process has no choice."""
     if world is None:
-        options.strategy = "ddp"
-        return
+        return replace(options, strategy="ddp")
     from parallel.command import auto
 
-    auto.settle(options, parts, world, say)
+    return auto.chosen(options, parts, world, say)
 
 
 def agree_on_data(world, data: nn.data.Data) -> None:

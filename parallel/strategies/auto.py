@@ -17,7 +17,7 @@ class AutoKeys(Keys):
     stale: bool = key(False, "whether a pipeline whose weights are stale may be chosen")
 
 
-@dataclass
+@dataclass(frozen=True)
 class AutoOptions:
     """What is chosen from."""
 

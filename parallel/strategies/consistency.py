@@ -9,7 +9,7 @@ from typing import ClassVar
 from parallel.settings import Keys, key, option, refuse
 
 
-@dataclass
+@dataclass(frozen=True)
 class ConsistencyOptions:
     """How late gradients or parameters may be."""
 

@@ -42,7 +42,7 @@ NODE_MEMORY = ("auto", "on", "off")
 CONSISTENCIES = ("sync", "stale")
 
 
-@dataclass
+@dataclass(frozen=True)
 class NodeMemoryOptions:
     """Whether gradients are summed in shared memory."""
 
@@ -52,7 +52,7 @@ class NodeMemoryOptions:
     )  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class MessageOptions:
     """How messages sum gradients, are cut, and move."""
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from parallel.trainer import DistributedTrainer
 
 
-@dataclass
+@dataclass(frozen=True)
 class SchemeOptions:
     """How activations move between the two halves."""
 

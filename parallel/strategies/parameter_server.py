@@ -48,7 +48,7 @@ AFTER_A_LOSS = "ranks that are left become workers of one rank, and servers"
 IN_STEP = "push and pull of all in step are schedules of whole vectors, and ranks have parts of them"
 
 
-@dataclass
+@dataclass(frozen=True)
 class ServerOptions:
     """How many servers, and where."""
 
@@ -56,7 +56,7 @@ class ServerOptions:
     server_place: str = option("own", "servers have ranks of their own, or live on workers", ("own", "workers"))
 
 
-@dataclass
+@dataclass(frozen=True)
 class CompensationOptions:
     """What is done about late gradients."""
 

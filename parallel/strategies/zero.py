@@ -38,7 +38,7 @@ UNIT_BYTES = 1 << 20
 STAGES = {"zero1": 1, "zero2": 2, "fsdp": 3}
 
 
-@dataclass
+@dataclass(frozen=True)
 class ShardOptions:
     """How ZeRO cuts a network, and where shards lie."""
 
@@ -48,7 +48,7 @@ class ShardOptions:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class PrefetchOptions:
     """How far ahead parameters are gathered."""
 

@@ -575,6 +575,5 @@ def test_a_run_logs_and_draws_staleness(comm, shared_tmp_path):
             assert record["breakdown"]["wait"]["max"] >= 0 and math.isfinite(record["loss"])
         assert (out / "staleness.png").read_bytes().startswith(b"\x89PNG")
         assert (out / "timeline.png").exists()
-    options.epochs, options.resume, options.no_pictures, options.timeline = 3, str(out), True, False
-    again = run(options)
+    again = run(dataclasses.replace(options, epochs=3, resume=str(out), pictures=False, timeline=False))
     assert again["epochs"] == 3 and again["steps"] == 3 * math.ceil(200 / 32)

@@ -106,7 +106,7 @@ def test_a_run_takes_the_plans_word_and_goes_on_with_it(comm, shared_tmp_path, m
     from parallel.command.training_run import train
 
     monkeypatch.setattr(measure, "measure_network", lambda *given: NETWORKS["workstation"])
-    common = {"model": "mlp:2,40,40,3", "data": "spirals", "batch": 30, "limit": 90, "no_pictures": True}
+    common = {"model": "mlp:2,40,40,3", "data": "spirals", "batch": 30, "limit": 90, "pictures": False}
     for limit, expected in (None, None), ("18kB", "stages"), ("1kB", "nothing"):
         out = shared_tmp_path / str(limit)
         options = Options(**common, epochs=1, strategy="auto", memory_limit=limit, out=str(out))
@@ -163,7 +163,7 @@ def test_a_run_on_the_replicas_that_the_plan_says(comm, shared_tmp_path, monkeyp
 
     monkeypatch.setattr(measure, "measure_network", lambda *given: SLOW)
     monkeypatch.setattr(auto, "measured_job", lambda options, parts, *given: heavy_end(parts, 10, options.batch))
-    common = {"model": "mlp:2,40,40,3", "data": "spirals", "batch": 30, "limit": 90, "no_pictures": True}
+    common = {"model": "mlp:2,40,40,3", "data": "spirals", "batch": 30, "limit": 90, "pictures": False}
     out = shared_tmp_path / "stale"
     train(Options(**common, epochs=1, strategy="auto:stale=1", out=str(out)))
     comm.Barrier()
@@ -176,8 +176,6 @@ def test_one_process_has_no_choice(tmp_path):
     from parallel.command import training_run
 
     options = Options(strategy="auto")
-    training_run.choose_strategy(options, parts(), None, print)
-    assert options.strategy == "ddp"
-    alone = Options(strategy="auto")
-    auto.settle(alone, parts(), SimpleNamespace(size=1), print)
-    assert alone.strategy == "ddp"
+    assert training_run.choose_strategy(options, parts(), None, print).strategy == "ddp"
+    assert auto.chosen(options, parts(), SimpleNamespace(size=1), print).strategy == "ddp"
+    assert options.strategy == "auto", "which nothing changes"

@@ -162,8 +162,8 @@ def test_ranks_compare_their_parameters_at_the_end_of_a_run(comm, shared_tmp_pat
 
     compared = []
     monkeypatch.setattr(DistributedTrainer, "check_replicas", lambda self: compared.append(self.steps))
-    options = Options(model="mlp:2,8,3", data="spirals", limit=90, epochs=1, validation=0, batch=30, no_pictures=True)
-    options.out = str(shared_tmp_path)
+    given = {"model": "mlp:2,8,3", "data": "spirals", "limit": 90, "epochs": 1, "validation": 0, "batch": 30}
+    options = Options(**given, pictures=False, out=str(shared_tmp_path))
     with np.errstate():
         train(options)
     assert compared == [3]

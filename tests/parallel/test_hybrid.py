@@ -1,6 +1,7 @@
 """Data x pipeline x tensor: every factorisation of the ranks computes what one process computes."""
 
 import json
+from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 
@@ -273,7 +274,7 @@ def test_text_is_sampled_from_a_run_on_any_mesh(comm, shared_tmp_path, capsys):
         text.write_text("the cat sat on the mat. the dog sat on the log. " * 12)
     comm.Barrier()
     common = {"data": f"text:{text}", "length": 8, "model": "transformer:16,4,2,1", "dtype": "float64", "batch": 10}
-    common |= {"optimizer": "adam", "lr": 0.01, "epochs": 1, "limit": 50, "no_pictures": True, "validation": 0}
+    common |= {"optimizer": "adam", "lr": 0.01, "epochs": 1, "limit": 50, "pictures": False, "validation": 0}
     first, said = None, set()
     for mesh in "data=4", "pipeline=4", "tensor=4", "data=2,pipeline=2", "pipeline=2,tensor=2":
         line = f"1f1b:micro={MICRO}" if "pipeline" in mesh else None
@@ -302,7 +303,7 @@ def test_text_is_sampled_from_a_run_on_any_mesh(comm, shared_tmp_path, capsys):
     ):
         given = {"resume": str(shared_tmp_path / before), "mesh": mesh, "strategy": strategy}
         options = Options(**resumed(given))
-        options.epochs = options.epochs + 1
+        options = replace(options, epochs=options.epochs + 1)
         with np.errstate():
             result = run(options)
         comm.Barrier()

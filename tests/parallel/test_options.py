@@ -23,7 +23,7 @@ model data data_dir limit validation normalise augment length mask activation in
 loss label_smoothing optimizer lr momentum nesterov weight_decay clip schedule linear_scaling sync_batch_norm accumulate
 patience ranks strategy allreduce node_memory overlap bucket first_bucket compress servers server_place unit prefetch
 consistency delay_compensation offload reproducible check_replicas watch threads checkpoint_steps checkpoint profile
-find_lr inspect timeline memory no_pictures out resume mesh pipeline tensor owt elastic
+find_lr inspect timeline memory pictures out resume mesh pipeline tensor owt elastic
 memory_limit from_ freeze rates
 """.split()  # noqa: SIM905
 
@@ -117,6 +117,9 @@ def test_types_come_from_annotations():
 
 def test_a_run_of_today_goes_on(tmp_path):
     """Flat keys in config.json, in any order, those of an older run missing; the facts in the manifest are flat too."""
+    earlier = {"no_pictures": True}  # which is --no-pictures today
+    (tmp_path / "config.json").write_text(json.dumps(earlier))
+    assert not parse(["--resume", str(tmp_path)]).pictures
     old = {name: FIELDS[name].default for name in TODAY} | {"lr": 0.25, "model": "mlp:64,10", "validation": 0.2}
     (tmp_path / "config.json").write_text(json.dumps(old))
     found = parse(["--resume", str(tmp_path), "--epochs", "31"])
@@ -146,18 +149,18 @@ def test_tables_of_rules_name_options_and_values_that_exist():
 def test_every_switch_and_every_option_without_a_default_can_be_taken_back(tmp_path):
     """On the command line over a TOML file and the config.json of a run; there, and in the file, as no_x."""
     taken_back = [name for name in FIELDS if TYPES[name] is bool or FIELDS[name].default is None]
-    assert {"elastic", "timeline", "memory", "inspect", "no_pictures", "mesh", "compress"} < set(taken_back)
+    assert {"elastic", "timeline", "memory", "inspect", "pictures", "mesh", "compress"} < set(taken_back)
     for name in taken_back:
         given = [flag(name)] if TYPES[name] is bool else [flag(name), {int: "3", str: "x"}[TYPES[name]]]
         found = vars(parser().parse_args([*given, off_flag(name)]))
-        assert found == {name: FIELDS[name].default}, name
+        assert found == {name: False if TYPES[name] is bool else FIELDS[name].default}, name
         assert vars(parser().parse_args([off_flag(name), *given])) != found, "the last one counts"
     for name in set(FIELDS) - set(taken_back):
         assert not off_flag(name)
     file, run = tmp_path / "some.toml", tmp_path / "run"
     run.mkdir()
-    on = {"elastic": "shrink:min=1", "timeline": True, "memory": True, "inspect": True, "no_pictures": True}
-    off = ["--no-elastic", "--no-timeline", "--no-memory", "--no-inspect", "--pictures"]
+    on = {"elastic": "shrink:min=1", "timeline": True, "memory": True, "inspect": True}
+    off = ["--no-elastic", "--no-timeline", "--no-memory", "--no-inspect"]
     (run / "config.json").write_text(json.dumps({"lr": 0.25, "ranks": 2} | on))
     file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in on.items()))
     for place in (["--config", str(file)], ["--resume", str(run)]):
@@ -166,7 +169,7 @@ def test_every_switch_and_every_option_without_a_default_can_be_taken_back(tmp_p
         assert not any(getattr(dropped, name) for name in on)
     file.write_text("no-elastic = true\nno_timeline = true\nno-memory = false\npictures = true\n")
     found = parse(["--resume", str(run), "--config", str(file)])
-    assert (found.elastic, found.timeline, found.memory, found.no_pictures) == (None, False, True, False)
+    assert (found.elastic, found.timeline, found.memory, found.pictures) == (None, False, True, True)
     assert found.inspect and parse(["--resume", str(run), "--no-resume"]).resume is None
     for text, words in (
         ("no-elastic = 1", "no_elastic must be true or false, given 1"),

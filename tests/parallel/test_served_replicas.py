@@ -331,7 +331,7 @@ def test_a_run_is_continued_on_another_mesh_and_by_another_strategy(comm, shared
     from parallel.command.training_run import train as run
 
     out = shared_tmp_path / "run"
-    common = {"model": "mlp:64,8,10", "limit": 200, "out": str(out), "no_pictures": True, "watch": PATIENCE}
+    common = {"model": "mlp:64,8,10", "limit": 200, "out": str(out), "pictures": False, "watch": PATIENCE}
     common |= {"optimizer": "adagrad", "lr": 0.05}
     mesh, replicas = {"strategy": "downpour:push=2", "mesh": together}, 2 if "data" in together else 1
     result = run(Options(epochs=2, **mesh, **common))

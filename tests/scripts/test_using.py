@@ -36,7 +36,7 @@ def run(tmp_path_factory):
     """A run on the digits, as a user makes it."""
     out = tmp_path_factory.mktemp("runs") / "digits"
     with np.errstate():  # which a run sets for its process
-        train(Options(model="mlp", epochs=2, limit=300, normalise=True, no_pictures=True, out=str(out)))
+        train(Options(model="mlp", epochs=2, limit=300, normalise=True, pictures=False, out=str(out)))
     return out
 
 
