@@ -36,6 +36,7 @@ from nn.losses import (
     BCEWithLogitsLoss,
     CrossEntropyLoss,
     HuberLoss,
+    Loss,
     MAELoss,
     MaskedCrossEntropyLoss,
     MSELoss,
@@ -44,7 +45,7 @@ from nn.losses import (
 )
 from nn.optim.clipping import ClipGlobalNorm, ClipNorm, ClipValue
 from nn.optim.lbfgs import LBFGS, Vectors
-from nn.optim.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, RMSprop
+from nn.optim.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from nn.training.callbacks import EarlyStopping, Metrics, Progress, RestoreBest
 from nn.training.checkpoint_callback import KeepCheckpoints
 from nn.training.checkpoints import CheckpointError, Checkpoints
@@ -96,6 +97,7 @@ __all__ = [
     "Loader",
     "LocalResponseNorm",
     "LogSoftmax",
+    "Loss",
     "MAELoss",
     "MSELoss",
     "MaskedCrossEntropyLoss",
@@ -110,6 +112,7 @@ __all__ = [
     "Network",
     "NetworkContext",
     "NonFiniteLoss",
+    "Optimizer",
     "Parallel",
     "Product",
     "Progress",
@@ -154,3 +157,18 @@ __all__ = [
     "save",
     "schedules",
 ]
+
+_INSTEAD = {  # names of other libraries
+    "DataLoader": "nn.Loader(dataset, batch=32)",
+    "Dataset": "nn.data.Dataset(x, y)",
+    "Dense": "nn.Linear(in_features, out_features)",
+    "Module": "a layer is a subclass of nn.Layer, a model nn.Network(nn.Sequential(...), in_shape)",
+    "ModuleList": "nn.Sequential(*layers), or nn.Parallel(*layers) side by side",
+    "Parameter": "a layer's specs() says which parameters it has: nn.Spec(shape, nn.initializers.he)",
+    "functional": "layers are objects: nn.ReLU()",
+}
+
+
+def __getattr__(name: str):
+    hint = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
+    raise AttributeError(f"nn has no {name!r}{hint}", name=name)

@@ -21,6 +21,28 @@ from typing import Any, ClassVar
 import numpy as np
 
 Constraint = Callable[[str, Any], Any]
+USUAL_NAMES = (
+    {  # of other libraries
+        "class_weight": "class_weights=",
+        "embedding_dim": "features=",
+        "epsilon": "eps=",
+        "hidden_size": "features=",
+        "input_size": "in_features=",
+        "learning_rate": "lr=",
+        "negative_slope": "slope=",
+        "normalized_shape": "features=",
+        "num_embeddings": "vocabulary=",
+        "num_features": "features=",
+        "num_heads": "heads=",
+        "p": "rate=",
+        "rho": "alpha=",
+        "trust_coefficient": "trust=",
+        "units": "out_features=",
+        "weight": "class_weights=",
+    }
+    | dict.fromkeys(("betas", "beta_1"), "beta1=")
+    | {"beta_2": "beta2="}
+)
 
 
 class Configured:
@@ -31,6 +53,15 @@ class Configured:
     """
 
     constraints: ClassVar[Mapping[str, Constraint]] = {}
+
+    def __new__(cls, *values: object, **options: object):
+        """Refuse arguments that the constructor does not have, with what to write instead of usual ones."""
+        known = arguments_of(cls)
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+            for name in options.keys() - known.keys():
+                hint = f": write {USUAL_NAMES[name]}" if USUAL_NAMES.get(name, "")[:-1] in known else ""
+                raise TypeError(f"{cls.__name__} takes no {name!r}{hint}; it takes {', '.join(known) or 'nothing'}")
+        return super().__new__(cls)
 
     def __setattr__(self, name: str, value: object) -> None:
         constraint = self.constraints.get(name)
@@ -120,7 +151,7 @@ def arguments_of(kind: type) -> dict[str, inspect.Parameter]:
         return {}
     parameters = dict(list(inspect.signature(kind.__init__).parameters.items())[1:])
     for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
-        if field.default_factory is not dataclasses.MISSING:
+        if field.name in parameters and field.default_factory is not dataclasses.MISSING:
             parameters[field.name] = parameters[field.name].replace(default=field.default_factory())
     return parameters
 

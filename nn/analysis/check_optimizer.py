@@ -145,7 +145,10 @@ class _Case:
         if not np.array_equal(before["0.b"], after["0.b"]):
             self.fail("weight decay changes a bias: apply it to the slices in region.decayed only")
         if np.array_equal(before["0.W"], after["0.W"]):
-            self.fail("weight_decay does nothing: a decayed parameter moves although its gradient is zero")
+            self.fail(
+                "weight_decay does nothing: without a gradient, a decayed parameter should shrink. apply() adds it: "
+                "for part in region.decayed: g[part] += self.weight_decay * w[part]"
+            )
 
     def check_slices(self) -> None:
         """Updates of slices, each by a thread with sums over all of them, are those of the whole."""

@@ -153,7 +153,8 @@ class _Case:
         if not np.array_equal(y, self.forward(self.x)[0], equal_nan=True):
             raise AssertionError(
                 f"{self.layer!r}: forward makes something else the second time: random numbers must come from "
-                "ctx.random, and nothing may be kept from pass to pass"
+                "ctx.random, nothing may be kept from pass to pass, and in training y must not depend on buffers that "
+                "forward changes"
             )
         if not self.around:
             self.look()

@@ -169,4 +169,6 @@ def _names(mapping: dict) -> str:
 def _kind(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape}"
-    return "None (is a return missing?)" if value is None else f"{value!r:.80}"
+    if isinstance(value, tuple):
+        return f"a tuple of {', '.join(map(_kind, value)) or 'nothing'}"
+    return "None (is a return missing?)" if value is None else f"{' '.join(repr(value).split()):.80}"

@@ -90,7 +90,8 @@ class Dataset:
         x, y = self.x, self.y
         for axis, a in (("x", x), ("y", y)):
             if a.dtype.kind not in "biuf":
-                raise DataError(f"{self.name}: {axis} must hold numbers, got dtype {a.dtype}")
+                classes = ": np.unique(y, return_inverse=True)[1] numbers the classes" if axis == "y" else ""
+                raise DataError(f"{self.name}: {axis} must hold numbers, got dtype {a.dtype}{classes}")
             if a.ndim == 0:
                 raise DataError(f"{self.name}: {axis} must have a first axis of samples, got a single number")
             if 0 in a.shape[1:]:
@@ -277,6 +278,12 @@ def instead_of_dataset(given) -> str:
         return f"expected a Dataset, given a {type(given).__name__} of two: nn.data.Dataset(x, y) makes one"
     if isinstance(given, np.ndarray):
         return "expected a Dataset, given an array: nn.data.Dataset(x, y) makes one, of samples and targets"
+    if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, str | list | tuple | dict):
+        pairs = "(given[i] for i in range(len(given)))"
+        return (
+            f"expected a Dataset, given a {type(given).__name__}: if given[i] is a pair (x, y), "
+            f"nn.data.Dataset(*map(np.stack, zip(*{pairs}))) makes one"
+        )
     return f"expected a Dataset, given {given!r:.80}"
 
 

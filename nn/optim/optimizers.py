@@ -88,17 +88,13 @@ class Optimizer(Configured):
     frozen: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __new__(cls, *values, **options):
-        """Refuse arguments of other libraries' optimizers, with what to write instead."""
+        """Refuse parameters as the first argument, as other libraries' optimizers take them."""
         if values and not isinstance(values[0], int | float | np.number | str):
             raise TypeError(
                 f"{cls.__name__}: the first argument is the learning rate, given {values[0]!r:.80}; the trainer gives "
                 f"the parameters to the optimizer: nn.Trainer(network, loss, nn.{cls.__name__}(lr=0.01))"
             )
-        known = cls.__dataclass_fields__
-        for name in options.keys() - known.keys():
-            hint = f": write {USUAL_NAMES[name]}" if name in USUAL_NAMES else ""
-            raise TypeError(f"{cls.__name__} takes no {name!r}{hint}; it takes {', '.join(known)}")
-        return super().__new__(cls)
+        return super().__new__(cls, *values, **options)
 
     def __repr__(self) -> str:
         return call_text(self, always={"lr"})
@@ -412,17 +408,6 @@ class LAMB(Adam):
             ratio = 1.0 if exempt or not w_norm or not u_norm else w_norm / u_norm
             p = w[part]
             p -= np.multiply(g[part], float(self.lr) * factor * ratio, out=t[: len(p)])
-
-
-USUAL_NAMES = {  # of other libraries
-    "learning_rate": "lr=",
-    "betas": "beta1= and beta2=",
-    "beta_1": "beta1=",
-    "beta_2": "beta2=",
-    "rho": "alpha=",
-    "epsilon": "eps=",
-    "trust_coefficient": "trust=",
-}
 
 
 def lies_in(name: str, layer: str) -> bool:

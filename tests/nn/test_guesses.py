@@ -163,6 +163,16 @@ def test_a_sample_is_predicted_as_a_batch_of_one():
         trainer.predict(X[0])
 
 
+class Pairs:
+    """A data set as PyTorch has it."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return X[i], Y[i]
+
+
 INSTEAD = {
     "fit as a method": (lambda t: t.fit(X, Y), AttributeError, r"has no 'fit': nn\.fit\(trainer, data"),
     "eval": (lambda t: t.eval(), AttributeError, "in evaluation mode.*by themselves"),
@@ -175,7 +185,15 @@ INSTEAD = {
     "misspelled": (lambda t: t.setp(X, Y), AttributeError, "has no 'setp'"),
     "parameters for the optimizer": (lambda t: nn.SGD(t.parameters()), TypeError, "the trainer gives the parameters"),
     "with a rate": (lambda t: nn.SGD(t.parameters(), lr=0.1), TypeError, "first argument is the learning rate"),
-    "betas": (lambda t: nn.Adam(betas=(0.9, 0.99)), TypeError, "takes no 'betas': write beta1= and beta2="),
+    "betas": (lambda t: nn.Adam(betas=(0.9, 0.99)), TypeError, "takes no 'betas': write beta1=; it takes lr"),
+    "p of dropout": (lambda t: nn.Dropout(p=0.5), TypeError, "Dropout takes no 'p': write rate=; it takes rate"),
+    "negative_slope": (lambda t: nn.LeakyReLU(negative_slope=0.1), TypeError, "write slope="),
+    "class_weight": (lambda t: nn.CrossEntropyLoss(class_weight=[1, 2]), TypeError, "write class_weights="),
+    "an argument of none": (lambda t: nn.ReLU(inplace=True), TypeError, "ReLU takes no 'inplace'; it takes nothing"),
+    "Module": (lambda t: nn.Module, AttributeError, r"no 'Module': a layer is a subclass of nn\.Layer"),
+    "DataLoader": (lambda t: nn.DataLoader, AttributeError, r"nn\.Loader\(dataset, batch"),
+    "words for classes": (lambda t: nn.fit(t, (X, Y.astype(str)), 1), ValueError, r"np\.unique\(y, return_inverse"),
+    "samples one by one": (lambda t: nn.Loader(Pairs(), 8), TypeError, r"nn\.data\.Dataset\(\*map\(np\.stack, zip"),
     "learning_rate": (lambda t: nn.Adam(learning_rate=0.1), TypeError, "takes no 'learning_rate': write lr="),
     "batch_size": (lambda t: nn.fit(t, (X, Y), 1, batch_size=8), TypeError, "fit takes no 'batch_size': write batch="),
     "validation_data": (lambda t: nn.fit(t, (X, Y), 1, validation_data=(X, Y)), TypeError, "write validation="),

@@ -475,7 +475,7 @@ def test_ranks_with_other_layers_are_told_which(comm):
 
     for ours, theirs, says in (
         (nn.Tanh(), nn.ReLU(), "layer 1: rank 0: Tanh(), rank 1: ReLU()"),
-        (nn.Dropout(0.5), nn.Dropout(0.1), "layer 1: rank 0: Dropout(0.5), rank 1: Dropout(0.1)"),
+        (nn.Dropout(0.5), nn.Dropout(0.1), "layer 1: rank 0: Dropout(), rank 1: Dropout(rate=0.1)"),
         (nn.BatchNorm1d(4, eps=0.1), nn.BatchNorm1d(4), "layer 1: rank 0: BatchNorm1d(4, eps=0.1), rank 1"),
     ):
         network = nn.Network(nn.Sequential(nn.Linear(3, 4), ours if comm.rank == 0 else theirs), (3,), np.float64)
