@@ -51,7 +51,7 @@ def difference(state, other) -> float:
 @pytest.mark.mpi(ranks=[3], more=[1, 2, 4], timeout=120)
 def test_equals_one_process(comm):
     from collectives import Communicator
-    from parallel.command.registry import STRATEGIES
+    from parallel.strategies import build_trainer
 
     for name, optimizer in OPTIMIZERS.items():
         one, control = (nn.Trainer(network(), nn.CrossEntropyLoss(), optimizer()) for _ in range(2))
@@ -63,7 +63,7 @@ def test_equals_one_process(comm):
             if case["strategy"] == "ps" and comm.size == 1 and "server_place" not in case:
                 continue
             made = network(), nn.CrossEntropyLoss(), optimizer(), communicator
-            many = STRATEGIES[options.strategy_name](options, *made)
+            many = build_trainer(options, *made)
             np.testing.assert_allclose(train(many), expected, rtol=1e-10, err_msg=str((name, case)))
             state = many.state_dict()
             if comm.rank == 0:
