@@ -20,8 +20,8 @@ from mpi4py import MPI
 
 from collectives.algorithms import shared
 from collectives.algorithms.registry import ALGORITHMS, NODES, SHARED_MEMORY
-from collectives.choosing.selection import Call, check_name, seconds
-from collectives.executor.plan import NATIVE, Once
+from collectives.choosing.selection import NODE_MEMORY, Call, check_name, seconds
+from collectives.executor.plan import NATIVE
 from collectives.failures.aborted import Aborted, cause_of
 from collectives.failures.agreement import Agreement, describe_call
 from collectives.failures.job_end import abort_on_exit, finalize_timeout
@@ -29,8 +29,8 @@ from collectives.failures.revocation import register, unregister
 from collectives.failures.watchdog import COLLECTIVE, PEER, Watchdog, counting
 from collectives.node_memory.files import unlink_library_memory
 from collectives.node_memory.reduction import libraries_differ
-from collectives.progress import Beside, Calls, beside, in_flight, outside, where
-from collectives.running import table
+from collectives.progress import Calls, beside, in_flight, outside, where
+from collectives.running import plan_moves, plan_reductions
 from collectives.running.buffers import in_words, incoming
 from collectives.running.nonblocking import PersistentRequest, Queue
 from collectives.running.own_schedules import schedule
@@ -39,10 +39,27 @@ from collectives.running.plan_reductions import can_share
 from collectives.running.planner import Planner
 from collectives.running.shortcuts import shortcuts
 
-IN_PLACE = MPI.IN_PLACE
-ndarray = np.ndarray
 LATER = 10.0  # seconds after the watchdog that memory, and MPI's end, give up: they know less of who waits for whom
 Algorithm = str | Callable | None  # of a call: a name, a generator function (rank, size, count, ...) of rounds, or auto
+# What plans a collective -> the name of its method, here and in the library, and of its operation in ALGORITHMS.
+PLANNED_BY = {
+    plan_moves.barrier: ("Barrier", "barrier"),
+    plan_moves.broadcast: ("Bcast", "broadcast"),
+    plan_moves.scatter: ("Scatter", "scatter"),
+    plan_moves.scatterv: ("Scatterv", "scatter"),
+    plan_moves.gather: ("Gather", "gather"),
+    plan_moves.gatherv: ("Gatherv", "gather"),
+    plan_moves.allgather: ("Allgather", "allgather"),
+    plan_moves.allgatherv: ("Allgatherv", "allgather"),
+    plan_moves.alltoall: ("Alltoall", "alltoall"),
+    plan_moves.alltoallv: ("Alltoallv", "alltoall"),
+    plan_reductions.reduce: ("Reduce", "reduce"),
+    plan_reductions.allreduce: ("Allreduce", "allreduce"),
+    plan_reductions.reduce_scatter: ("Reduce_scatter", "reduce_scatter"),
+    plan_reductions.reduce_scatter_block: ("Reduce_scatter_block", "reduce_scatter"),
+    plan_reductions.scan: ("Scan", "scan"),
+    plan_reductions.exscan: ("Exscan", "exscan"),
+}
 
 
 class Communicator(MPI.Intracomm):
@@ -76,6 +93,31 @@ class Communicator(MPI.Intracomm):
 
     Notes
     -----
+    Buffers are what mpi4py takes: an array, or [data, count, datatype] and its kin; n counts elements. `algorithm` of a
+    call is a name of ALGORITHMS[operation], or its entry; "native" for the MPI library's own, "shared" for the memory
+    of a node; "auto", "schedule" for the same without the library's, "messages" without node memory too; or one's own
+    generator function (rank, size, count, ...) -> rounds, which is proven on all ranks before anything is sent. Without
+    reductions its count, or its blocks, are in bytes.
+
+    Every collective raises
+
+    | error | for |
+    |---|---|
+    | ValueError | counts, roots or buffers that do not fit each other; an algorithm that there is not |
+    | ValueError | with debug=True, on every rank, calls that differ |
+    | TypeError, BufferError | datatypes that do not fit each other; a receive buffer that is read-only |
+    | ScheduleError | an algorithm of one's own that is wrong: rank, round and step are named |
+    | TimeoutError | ranks that do not come to a barrier in node memory within 300 s, or what `watch` says |
+    | RuntimeError | a message of another call |
+    | Aborted | every call after one that has ended early, here or, where that can be known, on another rank |
+
+    A nonblocking one (Iallreduce) raises the last three by Wait and Test; its buffers are not the caller's until Wait
+    has returned, or Test has said True. A persistent one (Allreduce_init) is planned by all ranks, which may wait for
+    each other in it: Start begins a run, on what the buffers hold then, Wait and Test end it, Free lets go of the plan;
+    `info` is not looked at. Both run what a blocking call runs, but for the library's own, which they take only where
+    "native" is asked for. A nonblocking call runs in node memory if the ranks share some already (`empty`, or a
+    blocking call), else by messages, as to make it is to wait for other ranks.
+
     What a reduction gives is what NumPy makes of it, whatever the algorithm and the size: integers wrap, MAX and MIN of
     a NaN are NaN. The algorithm says in which order operands are combined. "native", where asked for, is the library's.
 
@@ -120,7 +162,7 @@ class Communicator(MPI.Intracomm):
         facts = {
             "how to observe calls": {"watch": limit, "abort": abort, "debug": debug},
             "algorithms": selection.names,
-            "the table of algorithms": selection.table,
+            "the table of algorithms": selection.measured,
         }
         told = beside(MPI.Intracomm(self).allgather, facts)
         for rank, others in enumerate(told):  # some would wait for messages that others do not send
@@ -193,17 +235,11 @@ class Communicator(MPI.Intracomm):
         native.allreduce(0)  # mpi4py's first of a communicator waits with the interpreter held, and nothing would move
         self._planner = Planner(register(native.Dup()), algorithms or {}, synchronous, memory)
         self._planner.on_abort = self._left
-        self._later, self._later_plans = self._planner.nonblocking(), PlanCache()
         self._cache, self.calls = PlanCache(), Calls()
-        quiet, moving = (self._cache, native), (Moving(self), Beside(native))
-
-        def changed(any_in_flight):
-            if not self._broken:
-                self._plans, self._library = moving if any_in_flight else quiet
-
+        self._plans = self._cache  # in which calls look for theirs
         self._planner.forget_scratch = self._cache.drop_named
         self._persistents = weakref.WeakSet()
-        self._queue = Queue(changed, progress)
+        self._queue = Queue(progress)
         self._install_wrappers(True)
 
     def _left(self, error, place):
@@ -214,7 +250,7 @@ class Communicator(MPI.Intracomm):
             self._planner.abort(self._broken)
             self._install_wrappers(False)
             self._cache.known.entries.clear()
-            self._plans = Broken(self._broken)
+            self._plans = {}  # so that every call comes to `_new`, which refuses it
         if isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_TRUNCATE:
             raise RuntimeError(
                 f"rank {rank} got a longer message than it expects, one of another call: ranks call different "
@@ -246,7 +282,7 @@ class Communicator(MPI.Intracomm):
         progress = self._queue.progress if progress is None else progress
         observed = self._observed or {"watch": 0, "debug": False}
         given = self._planner.selection.given
-        settings = {"synchronous": self._planner.synchronous, "memory": self._planner.memory, **observed}
+        settings = {"synchronous": self._planner.synchronous, "memory": self._planner.selection.memory, **observed}
         return Communicator(comm, progress=progress, **settings, **given)
 
     def release(self):
@@ -268,7 +304,6 @@ class Communicator(MPI.Intracomm):
                     self._agreement.free()
                 self._agreement, self._watchdog, self._observed = None, None, {}
             self._cache.free()
-            self._later_plans.free()
             for request in list(self._persistents):
                 request.Free()
             self._planner.free(bool(self._broken))
@@ -295,7 +330,7 @@ class Communicator(MPI.Intracomm):
             Ranks that do not come within 300 s, or what `watch` says.
         """
         self._prepared()
-        if not self._planner.memory:
+        if not self._planner.selection.memory:
             return np.zeros(shape, dtype)
         return self._waiting(self._shared, shape, dtype)
 
@@ -303,7 +338,6 @@ class Communicator(MPI.Intracomm):
         selection, array = self._planner.selection, self._planner.window.empty(shape, dtype)
         if not selection.arrays:  # what is planned has counted on there being none
             selection.arrays = True
-            self._planner.choose_for.cache_clear()
             self._cache.free()
             self._install_wrappers(not self._observed.get("debug"))
         return array
@@ -318,8 +352,8 @@ class Communicator(MPI.Intracomm):
         A call that has been seen before goes from communicator.py by running/plan_cache.py to executor/plan.py.
         """
         said, schedules = self._explanation(operation, count, dtype, op, algorithm)
-        row = next(row for row in vars(table).values() if isinstance(row, table.Row) and row.operation == operation)
-        files = [f"communicator.py {row.name}", "running/table.py", file_of(row.plan), "choosing/selection.py"]
+        build, method = next((build, names[0]) for build, names in PLANNED_BY.items() if names[1] == operation)
+        files = [f"communicator.py {method}", file_of(build), "choosing/selection.py"]
         if any(schedule is shared for schedule in map(inspect.getmodule, schedules)):
             files.append("node_memory/plans.py")
         if schedules:
@@ -349,13 +383,13 @@ class Communicator(MPI.Intracomm):
         call = Call(operation, count * dtype.itemsize, ordered=ordered, **properties)
         name, why = selection.reason(asked, call)
         said = f"{title}: {name}, because {why}"
-        if name != "shared":
+        if name not in NODE_MEMORY:
             return said, [] if name == "native" else [ALGORITHMS[operation][name].rounds]
         several = selection.place == "nodes"
         texts = [
             n for n, e in ALGORITHMS[operation].items() if SHARED_MEMORY in e.needs and (NODES in e.needs) == several
         ]
-        if self._planner.library_for_private(asked, operation, call.nbytes):
+        if self._planner.library_for_private(name, asked, operation, call.nbytes):
             texts = ["shared_arrays"]
         said += f"; by where the arrays lie that is the schedule {' or '.join(texts)} of algorithms/shared.py"
         return said, [ALGORITHMS[operation][text].rounds for text in texts]
@@ -408,17 +442,13 @@ class Communicator(MPI.Intracomm):
         self._waiting(plan)
 
     def Irun(self, plan, name: str = ""):
-        """Begin a plan of `compile` that sends messages only. Returns its request, as Iallreduce does.
+        """Begin a plan of `compile`. Returns its request, as Iallreduce does.
 
         Raises
         ------
-        ValueError
-            A plan with barriers in shared memory.
         RuntimeError
             After a call that was left before its end.
         """
-        if plan.program.named is not None:
-            raise ValueError(f"{name or 'Irun'}: this plan has barriers in shared memory, which wait: use Run")
         self._prepared()
         if self._broken:
             raise Aborted(self._broken)
@@ -439,110 +469,122 @@ class Communicator(MPI.Intracomm):
             self._queue.finish()
         return beside(call, *args, **kwargs)
 
-    def _collective(self, row, algorithm, more, a=None, b=None):
-        """Carry out a collective on one buffer or two: by the plan of its key, by a new one, or by the library."""
-        name, _, _, detail, kept = row
-        key = fingerprint(name, algorithm, detail(more), a, b) if kept else None
-        plan = self._plans.get(key) or self._new(key, row, algorithm, more, a, b)
-        return plan() if plan is not NATIVE else getattr(self._library, name)(*(a, b)[: row.buffers], *more)
+    def _collective(self, build, algorithm, more, *buffers, keep=True):
+        """Carry out a collective, which `build` plans: behind those that are in flight, which move meanwhile."""
+        if in_flight:
+            return self._waiting(self._carry_out, build, algorithm, more, buffers, keep)
+        return self._carry_out(build, algorithm, more, buffers, keep)
 
-    def _new(self, key, row, algorithm, more, a=None, b=None):
-        """Plan a call that has not been seen before."""
+    def _carry_out(self, build, algorithm, more, buffers, keep):
+        """Run the plan of a call's key, or a new one, or the library's collective. Not `keep`: other ranks may have
+        other blocks the next time, or who calls says so."""
+        key = fingerprint(build, algorithm, more, buffers) if keep else None
+        plan = self._plans.get(key) or self._new(key, build, algorithm, more, buffers)
+        if plan is NATIVE:
+            return getattr(MPI.Intracomm, PLANNED_BY[build][0])(self, *buffers, *more)
+        if key is not None:
+            return plan()
+        try:
+            return plan()
+        finally:
+            plan.free()
+
+    def _new(self, key, build, algorithm, more, buffers):
+        """Plan a call that has not been seen before, of a name or function that is asked for."""
         self._prepared()
         if self._broken:
             raise Aborted(self._broken)
-        plan = self._waiting(row.plan, self._planner, *(a, b)[: row.buffers], *more, algorithm)
+        asked = self._planner.asked(PLANNED_BY[build][1], algorithm)
+        plan = NATIVE if asked == "native" else build(self._planner, *buffers, *more, asked)
         if key is not None:
             self._cache.put(key, plan)
-            usual = row is table.ALLREDUCE and algorithm is None and more == (MPI.SUM,) and plan is not NATIVE
-            if usual and a is IN_PLACE and type(b) is ndarray:
-                self._cache.known.note(b, plan)  # for a shortcut
-        elif plan is not NATIVE:
-            plan = Once(plan)
-        return partial(beside, plan) if in_flight and plan is not NATIVE else plan
+            usual = build is plan_reductions.allreduce and algorithm is None and more == (MPI.SUM,)
+            if usual and plan is not NATIVE and buffers[0] is MPI.IN_PLACE and type(buffers[1]) is np.ndarray:
+                self._cache.known.note(buffers[1], plan)  # for a shortcut
+        return plan
 
-    def _start(self, row, algorithm, more, *buffers):
+    def _start(self, build, algorithm, more, *buffers, keep=True):
         """Start the nonblocking form of a collective, ours or the library's."""
         self._prepared()
-        if self._broken:
-            raise Aborted(self._broken)
-        key = fingerprint(row.name, algorithm, row.detail(more), *buffers) if row.kept else None
-        plan = self._later_plans.get(key)
-        if plan is None:
-            plan = row.plan(self._later, *buffers, *more, algorithm)
-            if key is not None:
-                self._later_plans.put(key, plan)
-        else:
-            plan.used = True  # so the cache spares it
+        name, operation = PLANNED_BY[build]
+        self._planner.may_wait = False
+        try:
+            asked = self._planner.asked_in_flight(operation, algorithm)
+            key = fingerprint(build, asked, more, buffers) if keep else None
+            if (plan := self._plans.get(key)) is not None:
+                plan.used = True  # so the cache spares it
+            else:
+                plan = self._new(key, build, asked, more, buffers)
+        finally:
+            self._planner.may_wait = True
         if plan is NATIVE:
             if self._queue.agreed is not None:
                 beside(self._queue.agreed, True)
-            return getattr(MPI.Intracomm, f"I{row.name.lower()}")(self, *buffers, *more)
-        return self._queue.start(row.operation, plan, buffers, plan.free if key is None else NATIVE.free)
+            return getattr(MPI.Intracomm, f"I{name.lower()}")(self, *buffers, *more)
+        return self._queue.start(operation, plan, buffers, *([plan.free] if key is None else []))
 
-    def _persistent(self, row, algorithm, more, *buffers):
+    def _persistent(self, build, algorithm, more, *buffers):
         """Plan the persistent form of a collective (collective): a schedule of ours, if "native" is not asked for."""
         self._prepared()
-        if self._broken:
-            raise Aborted(self._broken)
-        selection = self._planner.selection
-        asked = selection.asked(row.operation, algorithm)
-        plan = self._waiting(row.plan, self._planner, *buffers, *more, "schedule" if asked == "auto" else algorithm)
+        name, operation = PLANNED_BY[build]
+        asked = self._planner.asked_in_flight(operation, algorithm)
+        plan = self._waiting(self._new, None, build, asked, more, buffers)
         if plan is NATIVE:
-            return getattr(self._library, f"{row.name}_init")(*buffers, *more)
-        request = PersistentRequest(self._queue, row.operation, plan, buffers)
+            return getattr(MPI.Intracomm, f"{name}_init")(self, *buffers, *more)
+        calls = self.calls if self._watchdog else None
+        request = PersistentRequest(self._queue, operation, plan, buffers, calls)
         self._persistents.add(request)
         return request
 
-    # ------------------------------------------------ the collectives; CALL, below, is said of each of them
+    # ------------------------------------------------ the collectives: arguments and errors are said of the class
 
     def Barrier(self, algorithm: Algorithm = None):
         """Return when every rank has called it."""
-        return self._collective(table.BARRIER, algorithm, ())
+        return self._collective(plan_moves.barrier, algorithm, ())
 
     def Bcast(self, buf, root: int = 0, algorithm: Algorithm = None):
         """buf of every rank = buf of the root; as many elements on every rank."""
-        return self._collective(table.BCAST, algorithm, (root,), buf)
+        return self._collective(plan_moves.broadcast, algorithm, (root,), buf)
 
     def Scatter(self, sendbuf, recvbuf, root: int = 0, algorithm: Algorithm = None):
         """recvbuf of rank i, n elements = block i of the root's sendbuf, which has size * n."""
-        return self._collective(table.SCATTER, algorithm, (root,), sendbuf, recvbuf)
+        return self._collective(plan_moves.scatter, algorithm, (root,), sendbuf, recvbuf)
 
     def Scatterv(self, sendbuf, recvbuf, root: int = 0, algorithm: Algorithm = None):
         """As Scatter, with blocks [data, counts, displacements, datatype] that only the root knows."""
-        return self._collective(table.SCATTERV, algorithm, (root,), sendbuf, recvbuf)
+        return self._collective(plan_moves.scatterv, algorithm, (root,), sendbuf, recvbuf, keep=False)
 
     def Gather(self, sendbuf, recvbuf, root: int = 0, algorithm: Algorithm = None):
         """Block i of the root's recvbuf, which has size * n elements = sendbuf of rank i, n elements."""
-        return self._collective(table.GATHER, algorithm, (root,), sendbuf, recvbuf)
+        return self._collective(plan_moves.gather, algorithm, (root,), sendbuf, recvbuf)
 
     def Gatherv(self, sendbuf, recvbuf, root: int = 0, algorithm: Algorithm = None):
         """As Gather, with blocks [data, counts, displacements, datatype] that only the root knows."""
-        return self._collective(table.GATHERV, algorithm, (root,), sendbuf, recvbuf)
+        return self._collective(plan_moves.gatherv, algorithm, (root,), sendbuf, recvbuf, keep=False)
 
     def Allgather(self, sendbuf, recvbuf, algorithm: Algorithm = None):
         """Block i of every rank's recvbuf, which has size * n elements = sendbuf of rank i, n elements."""
-        return self._collective(table.ALLGATHER, algorithm, (), sendbuf, recvbuf)
+        return self._collective(plan_moves.allgather, algorithm, (), sendbuf, recvbuf)
 
     def Allgatherv(self, sendbuf, recvbuf, algorithm: Algorithm = None):
         """As Allgather, with blocks [data, counts, displacements, datatype], the same on every rank."""
-        return self._collective(table.ALLGATHERV, algorithm, (), sendbuf, recvbuf)
+        return self._collective(plan_moves.allgatherv, algorithm, (), sendbuf, recvbuf)
 
     def Alltoall(self, sendbuf, recvbuf, algorithm: Algorithm = None):
         """Block i of recvbuf = block `rank` of rank i's sendbuf; both have size * n elements."""
-        return self._collective(table.ALLTOALL, algorithm, (), sendbuf, recvbuf)
+        return self._collective(plan_moves.alltoall, algorithm, (), sendbuf, recvbuf)
 
     def Alltoallv(self, sendbuf, recvbuf, algorithm: Algorithm = None):
         """As Alltoall, with blocks [data, counts, displacements, datatype] on both sides."""
-        return self._collective(table.ALLTOALLV, algorithm, (), sendbuf, recvbuf)
+        return self._collective(plan_moves.alltoallv, algorithm, (), sendbuf, recvbuf)
 
     def Reduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, root: int = 0, algorithm: Algorithm = None):
         """recvbuf of the root, n elements = sendbuf of rank 0 (+) ... (+) that of the last, n elements each."""
-        return self._collective(table.REDUCE, algorithm, (op, root), sendbuf, recvbuf)
+        return self._collective(plan_reductions.reduce, algorithm, (op, root), sendbuf, recvbuf)
 
     def Allreduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
         """recvbuf of every rank, n elements = sendbuf of rank 0 (+) ... (+) that of the last, n elements each."""
-        return self._collective(table.ALLREDUCE, algorithm, (op,), sendbuf, recvbuf)
+        return self._collective(plan_reductions.allreduce, algorithm, (op,), sendbuf, recvbuf)
 
     def Reduce_scatter(self, sendbuf, recvbuf, recvcounts=None, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
         """recvbuf = block `rank` of the sum of every rank's sendbuf.
@@ -550,7 +592,7 @@ class Communicator(MPI.Intracomm):
         `recvcounts` has the elements of every rank's block, whose sum sendbuf has; without it all ranks tell theirs.
         """
         counts = self.allgather(incoming(recvbuf).count) if recvcounts is None else recvcounts
-        return self._collective(table.REDUCE_SCATTER, algorithm, (counts, op), sendbuf, recvbuf)
+        return self._collective(plan_reductions.reduce_scatter, algorithm, (counts, op), sendbuf, recvbuf)
 
     def Reduce_scatter_block(
         self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None, keep: bool = True
@@ -560,18 +602,17 @@ class Communicator(MPI.Intracomm):
         A plan that sends messages has a working copy of sendbuf. `keep` False: it goes when the call ends, and the next
         one plans again.
         """
-        row = table.REDUCE_SCATTER_BLOCK if keep else table.REDUCE_SCATTER_BLOCK_ONCE
-        return self._collective(row, algorithm, (op,), sendbuf, recvbuf)
+        return self._collective(plan_reductions.reduce_scatter_block, algorithm, (op,), sendbuf, recvbuf, keep=keep)
 
     def Scan(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
         """recvbuf = sendbuf of rank 0 (+) ... (+) that of this rank; n elements each."""
-        return self._collective(table.SCAN, algorithm, (op,), sendbuf, recvbuf)
+        return self._collective(plan_reductions.scan, algorithm, (op,), sendbuf, recvbuf)
 
     def Exscan(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
         """recvbuf = sendbuf of rank 0 (+) ... (+) that of the rank before; n elements each; rank 0 keeps its own."""
-        return self._collective(table.EXSCAN, algorithm, (op,), sendbuf, recvbuf)
+        return self._collective(plan_reductions.exscan, algorithm, (op,), sendbuf, recvbuf)
 
-    # ------------------------------------------------ the nonblocking ones, of which BEGUN is said
+    # ------------------------------------------------ the nonblocking ones
 
     def poke(self) -> None:
         """Advance the nonblocking collectives in flight, without waiting."""
@@ -580,15 +621,15 @@ class Communicator(MPI.Intracomm):
 
     def Ibcast(self, buf, root: int = 0, algorithm: Algorithm = None):
         """Begin a Bcast: n elements on every rank. Returns its request."""
-        return self._start(table.BCAST, algorithm, (root,), buf)
+        return self._start(plan_moves.broadcast, algorithm, (root,), buf)
 
     def Iallreduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
         """Begin an Allreduce: n elements in both buffers. Returns its request."""
-        return self._start(table.ALLREDUCE, algorithm, (op,), sendbuf, recvbuf)
+        return self._start(plan_reductions.allreduce, algorithm, (op,), sendbuf, recvbuf)
 
     def Iallgather(self, sendbuf, recvbuf, algorithm: Algorithm = None):
         """Begin an Allgather: n elements, and size * n. Returns its request."""
-        return self._start(table.ALLGATHER, algorithm, (), sendbuf, recvbuf)
+        return self._start(plan_moves.allgather, algorithm, (), sendbuf, recvbuf)
 
     def Ireduce_scatter(self, sendbuf, recvbuf, recvcounts=None, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
         """Begin a Reduce_scatter: sum(recvcounts) elements, and recvcounts[rank]. Returns its request.
@@ -596,62 +637,61 @@ class Communicator(MPI.Intracomm):
         Without `recvcounts` ranks tell each other theirs first, and wait for it.
         """
         counts = self.allgather(incoming(recvbuf).count) if recvcounts is None else recvcounts
-        return self._start(table.REDUCE_SCATTER, algorithm, (counts, op), sendbuf, recvbuf)
+        return self._start(plan_reductions.reduce_scatter, algorithm, (counts, op), sendbuf, recvbuf)
 
     def Ireduce_scatter_block(
         self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None, keep: bool = True
     ):
         """Begin a Reduce_scatter_block: size * n elements, and n. Returns its request."""
-        row = table.REDUCE_SCATTER_BLOCK if keep else table.REDUCE_SCATTER_BLOCK_ONCE
-        return self._start(row, algorithm, (op,), sendbuf, recvbuf)
+        return self._start(plan_reductions.reduce_scatter_block, algorithm, (op,), sendbuf, recvbuf, keep=keep)
 
-    # ------------------------------------------------ the persistent ones, of which PERSISTENT is said
+    # ------------------------------------------------ the persistent ones
 
     def Barrier_init(self, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
         """Return a persistent request for Barrier; its buffers have the same elements."""
-        return self._persistent(table.BARRIER, algorithm, ())
+        return self._persistent(plan_moves.barrier, algorithm, ())
 
     def Bcast_init(self, buf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
         """Return a persistent request for Bcast; its buffers have the same elements."""
-        return self._persistent(table.BCAST, algorithm, (root,), buf)
+        return self._persistent(plan_moves.broadcast, algorithm, (root,), buf)
 
     def Scatter_init(
         self, sendbuf, recvbuf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
     ):
         """Return a persistent request for Scatter; its buffers have the same elements."""
-        return self._persistent(table.SCATTER, algorithm, (root,), sendbuf, recvbuf)
+        return self._persistent(plan_moves.scatter, algorithm, (root,), sendbuf, recvbuf)
 
     def Scatterv_init(
         self, sendbuf, recvbuf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
     ):
         """Return a persistent request for Scatterv; its buffers have the same elements."""
-        return self._persistent(table.SCATTERV, algorithm, (root,), sendbuf, recvbuf)
+        return self._persistent(plan_moves.scatterv, algorithm, (root,), sendbuf, recvbuf)
 
     def Gather_init(self, sendbuf, recvbuf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
         """Return a persistent request for Gather; its buffers have the same elements."""
-        return self._persistent(table.GATHER, algorithm, (root,), sendbuf, recvbuf)
+        return self._persistent(plan_moves.gather, algorithm, (root,), sendbuf, recvbuf)
 
     def Gatherv_init(
         self, sendbuf, recvbuf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
     ):
         """Return a persistent request for Gatherv; its buffers have the same elements."""
-        return self._persistent(table.GATHERV, algorithm, (root,), sendbuf, recvbuf)
+        return self._persistent(plan_moves.gatherv, algorithm, (root,), sendbuf, recvbuf)
 
     def Allgather_init(self, sendbuf, recvbuf, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
         """Return a persistent request for Allgather; its buffers have the same elements."""
-        return self._persistent(table.ALLGATHER, algorithm, (), sendbuf, recvbuf)
+        return self._persistent(plan_moves.allgather, algorithm, (), sendbuf, recvbuf)
 
     def Allgatherv_init(self, sendbuf, recvbuf, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
         """Return a persistent request for Allgatherv; its buffers have the same elements."""
-        return self._persistent(table.ALLGATHERV, algorithm, (), sendbuf, recvbuf)
+        return self._persistent(plan_moves.allgatherv, algorithm, (), sendbuf, recvbuf)
 
     def Alltoall_init(self, sendbuf, recvbuf, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
         """Return a persistent request for Alltoall; its buffers have the same elements."""
-        return self._persistent(table.ALLTOALL, algorithm, (), sendbuf, recvbuf)
+        return self._persistent(plan_moves.alltoall, algorithm, (), sendbuf, recvbuf)
 
     def Alltoallv_init(self, sendbuf, recvbuf, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
         """Return a persistent request for Alltoallv; its buffers have the same elements."""
-        return self._persistent(table.ALLTOALLV, algorithm, (), sendbuf, recvbuf)
+        return self._persistent(plan_moves.alltoallv, algorithm, (), sendbuf, recvbuf)
 
     def Reduce_init(
         self,
@@ -663,13 +703,13 @@ class Communicator(MPI.Intracomm):
         algorithm: Algorithm = None,
     ):
         """Return a persistent request for Reduce; its buffers have the same elements."""
-        return self._persistent(table.REDUCE, algorithm, (op, root), sendbuf, recvbuf)
+        return self._persistent(plan_reductions.reduce, algorithm, (op, root), sendbuf, recvbuf)
 
     def Allreduce_init(
         self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
     ):
         """Return a persistent request for Allreduce; its buffers have the same elements."""
-        return self._persistent(table.ALLREDUCE, algorithm, (op,), sendbuf, recvbuf)
+        return self._persistent(plan_reductions.allreduce, algorithm, (op,), sendbuf, recvbuf)
 
     def Reduce_scatter_init(
         self,
@@ -685,25 +725,25 @@ class Communicator(MPI.Intracomm):
         Without `recvcounts` each rank sends the others its own.
         """
         counts = self.allgather(incoming(recvbuf).count) if recvcounts is None else recvcounts
-        return self._persistent(table.REDUCE_SCATTER, algorithm, (counts, op), sendbuf, recvbuf)
+        return self._persistent(plan_reductions.reduce_scatter, algorithm, (counts, op), sendbuf, recvbuf)
 
     def Reduce_scatter_block_init(
         self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
     ):
         """Return a persistent request for Reduce_scatter_block; its buffers have the same elements."""
-        return self._persistent(table.REDUCE_SCATTER_BLOCK, algorithm, (op,), sendbuf, recvbuf)
+        return self._persistent(plan_reductions.reduce_scatter_block, algorithm, (op,), sendbuf, recvbuf)
 
     def Scan_init(
         self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
     ):
         """Return a persistent request for Scan; its buffers have the same elements."""
-        return self._persistent(table.SCAN, algorithm, (op,), sendbuf, recvbuf)
+        return self._persistent(plan_reductions.scan, algorithm, (op,), sendbuf, recvbuf)
 
     def Exscan_init(
         self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
     ):
         """Return a persistent request for Exscan; its buffers have the same elements."""
-        return self._persistent(table.EXSCAN, algorithm, (op,), sendbuf, recvbuf)
+        return self._persistent(plan_reductions.exscan, algorithm, (op,), sendbuf, recvbuf)
 
 
 def file_of(function: Callable) -> str:
@@ -741,29 +781,6 @@ def run(
         communicator.release()
 
 
-class Broken:
-    """Stands in for the plans of a communicator that can have no more calls."""
-
-    def __init__(self, why: str):
-        self.why = why
-
-    def get(self, key):
-        raise Aborted(self.why)
-
-
-class Moving:
-    """Stands in for a communicator's plans while collectives are in flight: its own are done first, others move."""
-
-    def __init__(self, communicator):
-        self.communicator = communicator
-
-    def get(self, key):
-        communicator = self.communicator
-        communicator._queue.finish()
-        plan = communicator._cache.get(key)
-        return plan if plan is None or plan is NATIVE else partial(beside, plan)
-
-
 def waiting(name):
     """A collective of the MPI library's own that lets ours finish first."""
     own = getattr(MPI.Intracomm, name)
@@ -776,57 +793,6 @@ def waiting(name):
 
     return method
 
-
-CALL = """
-
-        Parameters
-        ----------
-        sendbuf, recvbuf, buf
-            What mpi4py takes: an array, or [data, count, datatype] and its kin. n counts elements.
-        algorithm : str or generator function, optional
-            A name of ALGORITHMS[operation], "native" for the MPI library's own, "shared" for the memory of a node,
-            "auto"; or one's own (rank, size, count, ...) -> rounds, which is proven on all ranks before anything is
-            sent. Without reductions its count, or its blocks, are in bytes.
-
-        Raises
-        ------
-        ValueError
-            Counts, roots or buffers that do not fit each other; an algorithm that there is not; with debug=True, on
-            every rank, calls that differ.
-        TypeError
-            Datatypes that do not fit each other.
-        BufferError
-            A receive buffer that is read-only.
-        ScheduleError
-            An algorithm of one's own that is wrong: rank, round and step are named.
-        """
-WAITING = """TimeoutError
-            Ranks that do not come to a barrier in shared memory within 300 s, or what `watch` says.
-        RuntimeError
-            A message of another call; and every call after one that was left before its end.
-        """
-BEGUN = """RuntimeError
-            As the blocking form, by Wait and Test, as ValueError for calls that differ; all else is raised at once.
-
-        Notes
-        -----
-        The buffers are not the caller's until Wait() has returned, or Test() has said True. Only messages are sent:
-        there is no TimeoutError, and no algorithm that names other ranks' buffers.
-        """
-PERSISTENT = """RuntimeError
-            As the blocking form, by Wait and Test; by Start, where the request is active or freed.
-
-        Notes
-        -----
-        Collective: all ranks plan alike, and may wait for each other in it. Returns a request (nonblocking.py): Start
-        begins a run, on what the buffers hold then; Wait and Test end it; Free lets go of the plan. It is a schedule
-        of ours, as algorithm="schedule" chooses it, unless "native" is asked for. `info` is not looked at.
-        """
-for name, method in vars(Communicator).items():
-    if (name in COLLECTIVE and name not in ("Run", "Irun")) or name.endswith("_init"):
-        about = CALL + (PERSISTENT if name.endswith("_init") else BEGUN if name.startswith("I") else WAITING)
-        # From Python 3.13 on docstrings are without their indentation: these must be so, too, or none is.
-        method.__doc__ = f"{inspect.cleandoc(method.__doc__ or '')}\n\n{inspect.cleandoc(about)}\n"
 
 LIBRARY = "Alltoallw Create Split_type Create_cart Create_graph Create_dist_graph Create_dist_graph_adjacent"
 OF_OBJECTS = "allgather allreduce alltoall barrier bcast exscan gather reduce scan scatter"

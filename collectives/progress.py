@@ -26,37 +26,6 @@ from mpi4py import MPI
 INTERVAL = 0.2e-3  # seconds between two looks of a thread
 
 in_flight: set = set()  # queues (nonblocking.py) that hold a collective
-_followers: list[weakref.ref] = []  # all queues: each is told when the first one fills, and when all are empty
-_lock = threading.Lock()
-
-
-def follow(queue) -> None:
-    """Tell a queue from now on."""
-    with _lock:
-        _followers.append(weakref.ref(queue, _followers.remove))
-        queue.changed(bool(in_flight))
-
-
-def begins(queue) -> None:
-    """A queue holds its first collective."""
-    with _lock:
-        in_flight.add(queue)
-        if len(in_flight) == 1:
-            _tell(True)
-
-
-def ends(queue) -> None:
-    """A queue is empty."""
-    with _lock:
-        in_flight.discard(queue)
-        if not in_flight:
-            _tell(False)
-
-
-def _tell(any_):
-    for reference in tuple(_followers):
-        if (queue := reference()) is not None:
-            queue.changed(any_)
 
 
 def move() -> None:
@@ -111,17 +80,6 @@ def beside(call: Callable, *args, **kwargs):
         return call(*args, **kwargs)
     with thread:
         return call(*args, **kwargs)
-
-
-class Beside:
-    """A communicator of the library's own, each call of which has the thread beside it."""
-
-    def __init__(self, native):
-        self.native = native
-
-    def __getattr__(self, name):
-        method = getattr(self.native, name)
-        return lambda *args, **kwargs: beside(method, *args, **kwargs)
 
 
 class Doing(NamedTuple):

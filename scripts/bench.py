@@ -12,7 +12,12 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 # What single suites write besides rows, as a keyword of their `rows`: (suite, option, what).
 FILES = [
-    ("collectives", "tune", "measure every algorithm instead, and write a table of the fastest, for RINGPROP_TUNE"),
+    (
+        "collectives",
+        "tune",
+        "measure every algorithm instead, and write a table of the fastest, for RINGPROP_TUNE; without FILE into the "
+        "user's cache, where every communicator on one node finds it",
+    ),
     ("network", "network", "write the measured network there (default: network.json, beside the file of --json)"),
     ("network", "table", "write the algorithms that are fastest on the measured network, for RINGPROP_TUNE"),
 ]
@@ -27,7 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains TEXT")
     parser.add_argument("--quick", action="store_true", help="a few repetitions: shows that it works, measures badly")
     for suite, option, what in FILES:
-        parser.add_argument(f"--{option}", metavar="FILE", help=f"{suite}: {what}")
+        optional = {"nargs": "?", "const": "cache"} if option == "tune" else {}
+        parser.add_argument(f"--{option}", metavar="FILE", help=f"{suite}: {what}", **optional)
     options = parser.parse_args(argv)
     for suite, option, _ in FILES:
         if getattr(options, option) and options.suite != suite:

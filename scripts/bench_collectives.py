@@ -1,8 +1,9 @@
 """Collectives of float32 on the ranks of one machine, against the MPI library's own and PyTorch's gloo.
 
     python scripts/bench.py collectives --json FILE
-    python scripts/bench.py collectives --tune FILE      measure every algorithm, and write a table of the fastest
-    RINGPROP_TUNE=FILE python scripts/train.py ...       which collectives/choosing/selection.py then chooses by
+    python scripts/bench.py collectives --tune           measure every algorithm, once a machine: what is fastest goes
+                                                         into the user's cache, by which selection.py then chooses
+    python scripts/bench.py collectives --tune FILE      the same into a file, for RINGPROP_TUNE=FILE
 
 All sides but gloo take turns in one job, in another order each time, on the same private array; only shared arrays have
 memory of their own. Gloo and ours take turns in a second job: with gloo's turns between them ours of 1 MiB took up to a
@@ -51,7 +52,8 @@ KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MAL
 OURS = {"shared arrays": (True, "auto"), "private arrays": (False, "auto")}
 SCHEDULES = {f"private arrays, {name}": (False, name) for name in ("shared", "ring", "segmented_ring", "doubling")}
 TUNED = ("allgather", "allreduce", "broadcast", "reduce", "reduce_scatter")
-TUNE_SIZES = tuple(4**k for k in range(4, 14))  # 256 B ... 64 MiB
+TUNE_SIZES = (256, *LENGTHS[2:])  # up to 128 MiB
+SLACK = 1.03  # how much longer an algorithm may take than the fastest, and stays from one size to the next
 ENOUGH = 5  # calm samples
 FLOOR = "sums alone"
 
@@ -145,14 +147,18 @@ def length(nbytes: int) -> str:
 
 
 def tuning(file: str, quick: bool, only: str) -> Iterator[Row]:
-    """Measure every algorithm on private arrays; a row says what was fastest, and its peer is the default table's."""
+    """Measure every algorithm on private arrays, and `shared` on shared ones too; write the table of the fastest.
+
+    A row says what was fastest on private arrays, and its peer is what is chosen without the table that is written.
+    """
     from collectives.algorithms.registry import NODES, by_messages
-    from collectives.choosing.selection import default_table, save, table_from
+    from collectives.choosing.selection import save, table_from
 
     operations = [operation for operation in TUNED if only in operation]
     names = {op: ["shared", *(n for n, e in by_messages(op).items() if NODES not in e.needs)] for op in operations}
+    sides = {op: {name: (False, name) for name in names[op]} | {"shared_arrays": (True, "shared")} for op in operations}
     cases = [
-        {"operation": op, "nbytes": nbytes, "sides": {name: (False, name) for name in names[op]}}
+        {"operation": op, "nbytes": nbytes, "sides": sides[op]}
         for op in operations
         for nbytes in (TUNE_SIZES[2:5] if quick else TUNE_SIZES)
     ]
@@ -163,11 +169,14 @@ def tuning(file: str, quick: bool, only: str) -> Iterator[Row]:
         sides.pop(FLOOR, None)  # no algorithm
         for name, side in sides.items():
             times.setdefault(op, {}).setdefault(name, {})[nbytes] = side["seconds"]
-        best = min(sides, key=lambda name: sides[name]["seconds"])
-        default = next(name for limit, name in default_table(place, result["library"])[op] if nbytes <= limit)
+        private = {name: side for name, side in sides.items() if name != "shared_arrays"}
+        best = min(private, key=lambda name: private[name]["seconds"])
+        default = result["default"]
         case, calm = f"{op}, {length(nbytes)}: {best}", f"calm samples {sides[best]['calm']}/{sides[best]['all']}"
         yield row(case, sides[best], sides[default], f"default {default}", result["ranks"], calm)
-    table = {place: {op: table_from(of) for op, of in times.items()}}
+        file = result["cache"] if file == "cache" else file
+    table = {place: {op: table_from(of, SLACK) for op, of in times.items()}}
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
     save(file, table)
     print(f"{file}: {table}")
 
@@ -207,17 +216,20 @@ def work(task: dict) -> None:
     """Measure the cases; rank 0 prints each result (collective)."""
     from mpi4py import MPI
 
-    from collectives.choosing.selection import Selection
+    from collectives.choosing.selection import Call, Selection, cache_file
     from collectives.failures.launch_check import nodes_of
 
     world = MPI.COMM_WORLD
-    place = Selection({}, nodes_of(world)).place
+    library = MPI.Get_library_version()
+    selection = Selection({}, nodes_of(world), library)
     name, version = MPI.get_vendor()
-    facts = {"ranks": world.Get_size(), "place": place, "library": f"{name} {'.'.join(map(str, version))}"}
+    facts = {"ranks": world.Get_size(), "place": selection.place, "library": f"{name} {'.'.join(map(str, version))}"}
+    facts["cache"] = str(cache_file(library))
     gloo = Gloo(world, task["gloo"]) if task["gloo"] else None
     facts["gloo_name"] = gloo.name if gloo else ""
     keep_to_a_core(world)  # after gloo and MPI have made their threads: those stay free
     for case in task["cases"]:
+        facts["default"] = selection.choose("auto", Call(case["operation"], case["nbytes"]))
         result = case | facts | run(world, gloo, task["seconds"], **case)
         if world.Get_rank() == 0:
             print(json.dumps(result), flush=True)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from collectives import ALGORITHMS, price
 from collectives.algorithms.registry import DIMS, NODES, SEGMENT_BYTES, by_messages
 from collectives.choosing.derive import NEAR
-from collectives.choosing.selection import ROUNDED_ONCE, save, table_from
+from collectives.choosing.selection import save, table_from
 from collectives.pricing.lower_bounds import CUT, lower_bound
 from collectives.pricing.networks import find_network
 from collectives.pricing.progress_bar import ProgressBar
@@ -89,7 +89,7 @@ def prices(network, operation, ranks, sizes, extra=None, as_run=False) -> dict[s
     entries = {
         name: entry
         for name, entry in by_messages(operation).items()
-        if name != ROUNDED_ONCE.get(operation) and (network.topology or name not in NEAR)
+        if not entry.rounds_once and (network.topology or name not in NEAR)
     }
     times: dict[str, dict[int, float]] = {}
     jobs = [(name, entry, nbytes) for name, entry in (entries | (extra or {})).items() for nbytes in sizes]

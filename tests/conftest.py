@@ -27,6 +27,9 @@ def longer(first):
 # machine the first would wait for it. Before NumPy is imported; what tests start inherits it.
 blas.settle(1)
 
+# Algorithms are chosen by the table of the package, whatever has been measured on this machine.
+os.environ.setdefault("RINGPROP_TUNE", "")
+
 # What waits for messages looks again and again: cores are shared with other tests, so it gives way to them meanwhile.
 os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 

@@ -28,8 +28,6 @@ FOREIGN = {
 
 # Modules that somebody imports under another name: (importing file, module).
 RENAMED = {
-    ("collectives/running/table.py", "collectives.running.plan_moves"),
-    ("collectives/running/table.py", "collectives.running.plan_reductions"),
     ("tests/collectives/test_clock.py", "collectives.pricing.price"),
     ("tests/collectives/test_closed_forms.py", "collectives.pricing.price"),
     ("tests/collectives/test_window.py", "collectives.node_memory.window"),

@@ -33,7 +33,7 @@ def ring(rank, size, count):
         yield Send(right, "x", *chunk_of(rank + 1 - k)), Recv(left, "x", *chunk_of(rank - k))
 
 
-@algorithm("allreduce", cost=lambda p, n: Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p))
+@algorithm("allreduce", cost=lambda p, n: Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p), rounds_once=True)
 def direct(rank, size, count):
     """Every rank sums one chunk of x, all operands at once; then a ring allgather: the cost of the ring.
 

@@ -21,7 +21,7 @@ def flat(rank, size, count, root=0):
         yield tuple(from_all(root, size, 0, count))
 
 
-@algorithm("reduce", cost=lambda p, n: Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p))
+@algorithm("reduce", cost=lambda p, n: Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p), rounds_once=True)
 def direct_gather(rank, size, count, root=0):
     """Every rank sums one chunk of x, all operands at once; the root gathers the chunks: the cost of a ring allreduce.
 

@@ -27,7 +27,7 @@ def pairwise(rank, size, count):
         yield Send(to, "x", *block(to)), RecvReduce(source, "x", *block(rank))
 
 
-@algorithm("reduce_scatter", cost=lambda p, n: Cost(p - 1, n * (p - 1) / p, n * (p - 1) / p))
+@algorithm("reduce_scatter", cost=lambda p, n: Cost(p - 1, n * (p - 1) / p, n * (p - 1) / p), rounds_once=True)
 def direct(rank, size, count):
     """As pairwise, but in one round, and so in rank order: (p-1) alpha + (p-1)/p n beta + (p-1)/p n gamma.
 

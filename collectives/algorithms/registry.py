@@ -77,6 +77,8 @@ class Algorithm(NamedTuple):
         a network of one level (tests/collectives/test_closed_forms.py has the few that are bounds off powers of two)
     needs : frozenset of Need
     pipelined : whether x is cut into segments: the function takes `segment`, their greatest length in elements
+    rounds_once : whether all operands of an element are added in one round, so that float16 is rounded only once: what
+        is chosen for it. Others that are asked for round after every round in which they add
     """
 
     name: str
@@ -84,6 +86,7 @@ class Algorithm(NamedTuple):
     cost: Callable[[int, int], Cost]
     needs: frozenset[Need] = frozenset()
     pipelined: bool = False
+    rounds_once: bool = False
 
     @property
     def ordered(self) -> bool:
@@ -94,14 +97,22 @@ class Algorithm(NamedTuple):
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {}
 
 
-def algorithm(operation: str, cost: Callable[[int, int], Cost], *, name: str = "", needs: Iterable[Need] = ()):
+def algorithm(
+    operation: str,
+    cost: Callable[[int, int], Cost],
+    *,
+    name: str = "",
+    needs: Iterable[Need] = (),
+    rounds_once: bool = False,
+):
     """Decorate a generator function of rounds: enter it in the registry under its own name, or the one given."""
 
     def enter(rounds, name=name):
         name = name or rounds.__name__
         entries = ALGORITHMS.setdefault(operation, {})
         assert name not in entries, f"{operation} already has an algorithm {name}"
-        entries[name] = Algorithm(name, rounds, cost, frozenset(needs), "segment" in signature(rounds).parameters)
+        pipelined = "segment" in signature(rounds).parameters
+        entries[name] = Algorithm(name, rounds, cost, frozenset(needs), pipelined, rounds_once)
         return rounds
 
     return enter

@@ -5,7 +5,7 @@ from collectives.algorithms.registry import Cost, algorithm, log2
 from collectives.steps import Copy, Recv, RecvReduce, Reduce, Send
 
 
-@algorithm("scan", cost=lambda p, n: Cost(p - 1, (p - 1) * n, n if p > 1 else 0))
+@algorithm("scan", cost=lambda p, n: Cost(p - 1, (p - 1) * n, n if p > 1 else 0), rounds_once=True)
 def flat(rank, size, count):
     """Every rank sends its x to all above it: (p-1)(alpha + n beta) + n gamma.
 
@@ -14,7 +14,7 @@ def flat(rank, size, count):
     yield *(Send(peer, "x", 0, count) for peer in range(rank + 1, size)), *from_all(rank, rank + 1, 0, count)
 
 
-@algorithm("exscan", name="flat", cost=lambda p, n: Cost(p - 1, (p - 1) * n, max(0, p - 2) * n))
+@algorithm("exscan", name="flat", cost=lambda p, n: Cost(p - 1, (p - 1) * n, max(0, p - 2) * n), rounds_once=True)
 def exclusive_flat(rank, size, count):
     """As the flat scan, without a rank's own x: (p-1)(alpha + n beta) + (p-2) n gamma."""
     sends = [Send(peer, "x", 0, count) for peer in range(rank + 1, size)]

@@ -12,7 +12,7 @@ TCP). Costs 1 s with a rank on each node, 6 s with four.
 
 from collectives.algorithms import ALGORITHMS
 from collectives.algorithms.registry import NODES, SEGMENT_BYTES, by_messages
-from collectives.choosing.selection import ANY, ROUNDED_ONCE, Rows, table_from
+from collectives.choosing.selection import TABLE, Rows, table_from
 from collectives.pricing.networks import NETWORKS, Network
 from collectives.pricing.price import price
 
@@ -29,7 +29,7 @@ def tables(network: Network | str) -> dict[str, dict[str, Rows]]:
     On several nodes an allreduce that is not short goes through the memory of each, which the clock does not price.
     """
     one, two = derive(network, 1), derive(network, 2)
-    return {"network": one, "nodes": two | {"allreduce": [two["allreduce"][0], (ANY, "shared")]}}
+    return {"network": one, "nodes": two | {"allreduce": [two["allreduce"][0], *TABLE["nodes"]["allreduce"][1:]]}}
 
 
 def derive(
@@ -41,8 +41,8 @@ def derive(
     table = {}
     for operation in ALGORITHMS:
         entries = by_messages(operation)
-        left_out = ROUNDED_ONCE.get(operation), CROWDED.get(operation), *(() if network.topology else NEAR)
-        times = {name: {} for name in entries if name not in left_out}
+        left_out = CROWDED.get(operation), *(() if network.topology else NEAR)
+        times = {name: {} for name, entry in entries.items() if name not in left_out and not entry.rounds_once}
         for name in times:
             for nbytes in (0,) if operation == "barrier" else sizes:
                 ranks = [nodes * ranks_per_node for nodes in NODE_COUNTS]

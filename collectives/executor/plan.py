@@ -53,7 +53,7 @@ class Plan:
     on_abort : called with the exception that has aborted a run, and where that began if not here
     slots : what counts the epochs of double-buffered slots (`epoch`), for a program that uses them
     agree : called in place of the first barrier: it compares what all ranks call, and raises Disagreement
-    split_barrier : function (whether it is the first) -> a barrier with Start, Test and Wait, for a plan in flight
+    split_barrier : function (Barrier, whether it is the first) -> the same, with Start, Test and Wait, in flight
     owners : weak references to what this plan's shared memory belongs to
     """
 
@@ -101,7 +101,8 @@ class Plan:
         self.waits: dict[int, object] = {}  # place among the calls -> the request that it waits for
         self.variants = [self.bind(epoch) for epoch in ((0, 1) if self.slots else (0,))]
         self.calls: list[Callable[[], object]] = self.variants[0]
-        self.in_flight: dict[int, tuple[list, dict]] = {} if agree else {0: (self.calls, self.waits)}  # by epoch
+        waiting = any(type(s) is Barrier for s in program.instructions)
+        self.in_flight: dict[int, tuple[list, dict]] = {} if waiting else {0: (self.calls, self.waits)}  # by epoch
         self.bytes = len(self.requests) * REQUEST + memory_of((*own.values(), *keep)) + self.steps * STEP
 
     def stepwise(self) -> tuple[list[Callable[[], object]], dict[int, object]]:
@@ -134,7 +135,7 @@ class Plan:
                     copying(*(self.slice(place, epoch) for place in writes(s, self.rank) + reads(s, self.rank)))
                 )
             elif kind is Barrier and split is not None:
-                barrier = self.split_barrier(agree is not None)
+                barrier = self.split_barrier(s, agree is not None)
                 waits[len(calls) + 1] = barrier
                 calls += [barrier.Start, barrier.Wait]
                 agree = None
@@ -219,26 +220,4 @@ class Plan:
         self.requests, self.receives, self.variants, self.calls, self.waits = [], [], [], [], {}
 
 
-class Native:
-    """Stands where a plan would: the call belongs to the MPI library."""
-
-    bytes, used, busy, gone, program = 0, False, 0, False, None
-
-    def free(self):
-        """There is nothing to free."""
-
-
-NATIVE = Native()
-
-
-class Once:
-    """A plan that nothing can find again: run, then freed."""
-
-    def __init__(self, plan: Callable):
-        self.plan = plan
-
-    def __call__(self):
-        try:
-            self.plan()
-        finally:
-            self.plan.free()
+NATIVE = Plan(Program(()), None, {})  # stands where a plan would: the call belongs to the MPI library

@@ -68,7 +68,7 @@ def describe_call(name, method, communicator, args, kwargs, in_words) -> str:
     """
     if name[0].islower() or name == "Alltoallw":
         return name
-    blocking = name.removeprefix("I").capitalize()
+    blocking = name.removeprefix("I").removesuffix("_init").capitalize()
     given = inspect.signature(method).bind(*args, **kwargs)
     given.apply_defaults()
     values = given.arguments

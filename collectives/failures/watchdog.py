@@ -34,9 +34,12 @@ STATUS = 86  # with which a hanging program is aborted
 QUESTION, REPLY = 1, 2  # tags
 
 # fmt: off
-COLLECTIVE = (
+PLANNED = (
     "Barrier", "Bcast", "Scatter", "Scatterv", "Gather", "Gatherv", "Allgather", "Allgatherv", "Alltoall",
-    "Alltoallv", "Alltoallw", "Reduce", "Allreduce", "Reduce_scatter", "Reduce_scatter_block", "Scan", "Exscan",
+    "Alltoallv", "Reduce", "Allreduce", "Reduce_scatter", "Reduce_scatter_block", "Scan", "Exscan",
+)
+COLLECTIVE = (
+    *PLANNED, *(f"{name}_init" for name in PLANNED), "Alltoallw",
     "Ibcast", "Iallreduce", "Iallgather", "Ireduce_scatter", "Ireduce_scatter_block",
     "Run", "Irun",
     "barrier", "bcast", "scatter", "gather", "allgather", "alltoall", "reduce", "allreduce", "scan", "exscan",

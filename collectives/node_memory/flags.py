@@ -166,15 +166,33 @@ class Flags:
         """Wait for some of the ranks, this one among them: each pair counts its barriers."""
         if len(ranks) == self.size:
             return self.barrier(what)
+        self.wait_for_subset(self.arrive_at_subset(ranks), what)
+
+    def arrive_at_subset(self, ranks: list[int]) -> dict[int, int]:
+        """Begin a barrier of some ranks: return what each of the others has to have counted with this one."""
         self.fence()
-        late = [(r, self.lines[r]) for r in ranks if r != self.rank]
-        for r, _ in late:
+        others = [r for r in ranks if r != self.rank]
+        for r in others:
             self.mine[Word.PAIRS + r] += 1
-        for r, line in late:
-            count, mine = self.mine[Word.PAIRS + r], Word.PAIRS + self.rank
+        return {r: self.mine[Word.PAIRS + r] for r in others}
+
+    def wait_for_subset(self, counts: dict[int, int], what: str) -> None:
+        """End a barrier that `arrive_at_subset` began."""
+        mine = Word.PAIRS + self.rank
+        for r, count in counts.items():
+            line = self.lines[r]
             if line[mine] < count:
-                self._wait(line, lambda line, count=count, mine=mine: line[mine] >= count, what, [(r, line)])
-        return self.fence()
+                self._wait(line, lambda line, count=count: line[mine] >= count, what, [(r, line)])
+        self.fence()
+
+    def subset_arrived(self, counts: dict[int, int]) -> bool:
+        """Look once whether they have come."""
+        there = all(self.lines[r][Word.PAIRS + self.rank] >= count for r, count in counts.items())
+        if not there:
+            self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # which may say that one has died
+            self._refuse_aborted()
+        self.fence()
+        return there
 
     def publish(self, word: int, value: int) -> None:
         """Write a word of this rank: who reads it can read what was written before."""

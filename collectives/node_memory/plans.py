@@ -168,7 +168,7 @@ def bind(window, what, schedule, count, given, op=None, peers=None, around=None,
     for name, place in peers.items():
         buffers |= {(name, rank): MPI.buffer(chunk) for rank, chunk in zip(ranks, place.parts, strict=True)}
     keep = [*around.pop("keep", ()), op]
-    agree, split_first = first_barrier(window, what, [place.place for place in peers.values()], program.epochs)
+    agree, split = first_barrier(window, what, [place.place for place in peers.values()], program.epochs)
     return Plan(
         program,
         around.pop("comm", None),
@@ -177,7 +177,7 @@ def bind(window, what, schedule, count, given, op=None, peers=None, around=None,
         sum_into=partial(sum_into, op, dtype, keep.append),
         barrier=partial(barrier_of, window, what, ranks),
         agree=agree,
-        split_barrier=lambda first: split_first() if first else SplitBarrier(window, what),
+        split_barrier=lambda step, first: split() if first else split_barrier_of(window, what, ranks, step),
         slots=window,
         keep=keep,
         owners=[place.owner for place in peers.values()],
@@ -193,11 +193,35 @@ def barrier_of(window, what: str, ranks, step: Barrier) -> Callable[[], object]:
     return partial(window.flags.subset_barrier, [ranks.index(rank) for rank in step.ranks], what)
 
 
+def split_barrier_of(window, what: str, ranks, step: Barrier):
+    """Return the same in two calls, for a plan in flight."""
+    if step.ranks is None or len(step.ranks) == window.size:
+        return SplitBarrier(window, what)
+    return SplitSubsetBarrier(window.flags, what, [ranks.index(rank) for rank in step.ranks])
+
+
+class SplitSubsetBarrier:
+    """A barrier of some ranks of a window: Start says that this one has come; Test and Wait are for the others."""
+
+    def __init__(self, flags, what: str, ranks: list[int]):
+        self.flags, self.what, self.ranks = flags, what, ranks
+        self.counts: dict[int, int] = {}
+
+    def Start(self):
+        self.counts = self.flags.arrive_at_subset(self.ranks)
+
+    def Test(self) -> bool:
+        return self.flags.subset_arrived(self.counts)
+
+    def Wait(self):
+        self.flags.wait_for_subset(self.counts, self.what)
+
+
 class SplitBarrier:
     """A barrier of all ranks of a window in two calls, so that a plan in flight need not wait in it.
 
-    Start says that this rank has come; Test looks whether all have, Wait waits for that. `agree` gives, for the first
-    barrier of a plan, the signature that all must show, and is called with whether they do.
+    Start says that this rank has come; Test looks whether all have, Wait waits for that. For the first barrier of a
+    plan there is a signature that all must show (`marks`), and `agree` is called with whether they do.
     """
 
     def __init__(self, window, what: str, marks=UNSIGNED, agree: Callable[[bool], None] | None = None):

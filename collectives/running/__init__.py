@@ -2,9 +2,8 @@
 
 | file | holds |
 |---|---|
-| table.py | of each method how its arguments become a plan, and the plan's key |
 | shortcuts.py | what short calls take instead |
-| plan_cache.py | plans that are kept |
+| plan_cache.py | plans that are kept, and their keys |
 | plan_moves.py, plan_reductions.py | the arguments of collectives that move, and that reduce |
 | buffers.py | what mpi4py takes as a buffer |
 | planner.py | which algorithm, its program, its memory |

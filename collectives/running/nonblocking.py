@@ -131,34 +131,50 @@ class PersistentRequest:
     Where nothing else is in flight Start only says that there is something, and Wait runs the plan: what comes between
     them, here or on another communicator, makes it one that is in flight (`Queue.admit`).
 
+    calls : where runs are noted for the watchdog; None without one
+
     Raises
     ------
     RuntimeError
         Start of a request that is active; Free of one; Start of one that was freed.
     """
 
-    def __init__(self, queue: "Queue", what: str, plan, buffers: tuple):
-        self.queue, self.what, self.plan, self.buffers = queue, what, plan, buffers
+    def __init__(self, queue: "Queue", what: str, plan, buffers: tuple, calls: Calls | None = None):
+        self.queue, self.what, self.plan, self.buffers, self.calls = queue, what, plan, buffers, calls
+        self.number = 0  # of the run, among the collectives that `calls` counts
         self.request: Request | None = None  # where it is in flight
         self.active = False
 
     def Start(self) -> None:
         """Begin a run."""
-        if self.active:
-            raise RuntimeError(f"this {self.what} is active: Wait for it before the next Start")
-        if self.plan is None:
-            raise RuntimeError(f"this {self.what} was freed")
-        if self.queue.broken:
-            raise Aborted(self.queue.broken)
+        queue = self.queue
+        if self.active or self.plan is None:
+            was = "is active: Wait for it before the next Start" if self.active else "was freed"
+            raise RuntimeError(f"this {self.what} {was}")
+        if queue.broken:
+            raise Aborted(queue.broken)
         self.active = True
-        if in_flight or self.queue.progress or self.queue.agreed is not None:
-            self.request = self.queue.start(self.what, self.plan, self.buffers)
+        if self.calls is not None:
+            self.calls.collectives += 1
+            self.number = self.calls.collectives
+        if in_flight or queue.progress or queue.agreed is not None:
+            self.request = queue.start(self.what, self.plan, self.buffers)
         else:
-            self.queue.deferred = self
-            progress.begins(self.queue)
+            queue.deferred = self
+            in_flight.add(queue)
 
     def Wait(self, status=None) -> bool:
         """Return when the run is done; at once where none is active."""
+        if self.calls is None or self.calls.current is not None:
+            return self._wait()
+        self.calls.others += 1
+        self.calls.current = Doing(f"persistent {self.what}", self.buffers, {}, self.number)
+        try:
+            return self._wait()
+        finally:
+            self.calls.current = None
+
+    def _wait(self):
         if not self.active:
             return True
         self.active, queue = False, self.queue
@@ -167,7 +183,7 @@ class PersistentRequest:
             if alone:
                 queue.deferred = None
         if alone:
-            progress.ends(queue)
+            in_flight.discard(queue)
             self.plan()
             return True
         request, self.request = self.request, None
@@ -217,12 +233,11 @@ class Queue:
 
     Parameters
     ----------
-    changed : called with True when the first collective of any queue comes, with False when nothing is in flight
     thread : whether a thread advances them
     """
 
-    def __init__(self, changed, thread: bool):
-        self.changed, self.progress = changed, thread
+    def __init__(self, thread: bool):
+        self.progress = thread
         self.waiting: deque[Request] = deque()
         self.lock = threading.RLock()
         self.filled = threading.Event()
@@ -231,7 +246,6 @@ class Queue:
         self.agreed = None  # of the next collective, in debug mode (agreement.py)
         self.broken = ""  # why none goes on
         self.deferred: PersistentRequest | None = None  # started while nothing was in flight, and not begun
-        progress.follow(self)
 
     def admit(self) -> None:
         """Begin the collective whose start was deferred, if there is one."""
@@ -251,7 +265,7 @@ class Queue:
             self.waiting.append(request)
             self.filled.set()
             if len(self.waiting) == 1:
-                progress.begins(self)
+                in_flight.add(self)
             self.poke()
         if self.progress and self.thread is None:
             self.thread = threading.Thread(target=self._run, name="collectives", daemon=True)
@@ -292,7 +306,7 @@ class Queue:
         request.release()
         if not self.waiting:
             self.filled.clear()
-            progress.ends(self)
+            in_flight.discard(self)
 
     def _run(self):
         while not self.closed:
@@ -314,7 +328,7 @@ class Queue:
             for request in self.waiting:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
             self.waiting.clear()
-            progress.ends(self)
+            in_flight.discard(self)
 
     def stop(self):
         """End the thread, whatever is in flight."""

@@ -18,7 +18,7 @@ from collectives.checking.simulator import ScheduleError, simulate_lengths
 from collectives.executor.plan import Plan
 from collectives.executor.program import Program, live_rounds
 from collectives.running.buffers import incoming, same_type
-from collectives.steps import Barrier, Compute, blocks, mistake_in, reads, rounds_of, writes
+from collectives.steps import Barrier, Compute, Step, blocks, mistake_in, reads, rounds_of, writes
 
 MOST_RANKS = 64  # of which each rank simulates a schedule
 MOST_STEPS = 20_000  # of all ranks together, likewise
@@ -59,7 +59,8 @@ def learned(planner, key, operation, function, count, itemsize, half, ordered, o
         error.add_note(f"found before anything was sent: {title}")
         raise
     named = named_by_others(every, planner.nodes)
-    program = Program(every[planner.rank], planner.rank, together=half, shared=named is not None)
+    live = every[planner.rank] if named is None else between_barriers(every[planner.rank], planner.here)
+    program = Program(live, planner.rank, together=half, shared=named is not None)
     program.named, program.key = named, key
     return program
 
@@ -100,6 +101,7 @@ def schedule(planner, rounds, op, buffers, computations) -> Plan:
         )
     if program.named is not None:
         named = program.named
+        live = between_barriers(live, planner.here)
         program = Program(live, planner.rank, together=first.half, shared=True)
         longest = {name: max(n, *(counts.get(name, 0) for counts in lengths)) for name, n in named.reach.items()}
         program.named = named._replace(reach=longest)
@@ -133,6 +135,12 @@ def seen(planner, lengths, arrays, message) -> dict[str, dict[int, MPI.buffer]]:
     shared = {name for name in lengths if found[name] and all(place[name] == places[0][name] for place in places)}
     new = planner.seen_by_all({name: n * message.extent for name, n in lengths.items() if name not in shared})
     return new | {name: planner.by_rank(found[name]) for name in shared}
+
+
+def between_barriers(rounds: list[list[Step]], ranks: list[int]) -> list[list[Step]]:
+    """The rounds of one of these ranks, behind and before a Barrier of all: what they copy for each other is there."""
+    barrier: list[Step] = [Barrier(tuple(ranks))]
+    return [barrier, *rounds, barrier]
 
 
 class Named(NamedTuple):

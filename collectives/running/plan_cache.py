@@ -2,6 +2,19 @@
 
 Calls of one key do the same with the same memory, whatever objects they were given: an array is its address, size,
 dtype and flags.
+
+What is kept from call to call:
+
+| what | where | why |
+|---|---|---|
+| plans | plan_cache.py, for each communicator | to bind a program takes a microsecond a message |
+| programs | executor/program.py `Programs`, for each communicator | to compile takes up to milliseconds |
+| programs in a node | node_memory/plans.py `compiled` | the same, for all windows |
+| the window | planner.py, one for each communicator | to map memory is collective |
+| facts about datatypes | buffers.py | four calls of MPI, at each new plan |
+| what MPI can reduce | plan_reductions.py `DEFINED` | to find out is to try |
+| cuts and trees | algorithms/ `lru_cache` | a thousand ranks that are simulated ask for the same |
+| where measured tables lie | choosing/selection.py `cache_file` | /proc/cpuinfo takes milliseconds to read |
 """
 
 import weakref
@@ -12,41 +25,42 @@ from mpi4py import MPI
 
 from collectives.executor.plan import Plan
 
-IN_PLACE = MPI.IN_PLACE
+IN_PLACE, Op = MPI.IN_PLACE, MPI.Op
 address = MPI.Get_address
 ndarray = np.ndarray
-UNKNOWN = object()  # a buffer that no key can name
 
 
-def fingerprint(operation, algorithm, detail, a=None, b=None):
-    """A key under which a plan for these buffers may be kept; None where they are not NumPy arrays."""
-    if type(b) is ndarray:
-        end = address(b), b.size, b.dtype, b.flags.num
-        if type(a) is ndarray:
-            return (operation, algorithm, detail, address(a), a.size, a.dtype, a.flags.num, end)
-        if a is IN_PLACE:
-            return (operation, algorithm, detail, None, end)
-    a, b = describe(a), describe(b)
-    return None if a is UNKNOWN or b is UNKNOWN else (operation, algorithm, detail, a, b)
+def fingerprint(build, algorithm, more, buffers):
+    """The key under which a plan may be kept: what plans it, which algorithm, what else a call has, its buffers.
 
-
-def describe(spec):
-    """A buffer argument as part of a key."""
-    if spec is None or spec is IN_PLACE:
-        return None
-    data, *rest = spec if isinstance(spec, list | tuple) and spec else (spec,)
-    if type(data) is not ndarray:
-        return UNKNOWN
-    return (address(data), data.size, data.dtype, data.flags.num, *map(constant, rest))
+    None where a buffer is no NumPy array: nothing then says where its memory is.
+    """
+    key = [build, algorithm]
+    for item in more:
+        if type(item) is Op:
+            key += id(item), item.handle
+        else:
+            key.append(constant(item))
+    for x in buffers:
+        if type(x) is ndarray:
+            key += address(x), x.size, x.dtype, x.flags.num
+        elif x is None or x is IN_PLACE:
+            key.append(None)
+        else:
+            data, *rest = x if isinstance(x, list | tuple) and x else (x,)
+            if type(data) is not ndarray:
+                return None
+            key += address(data), data.size, data.dtype, data.flags.num, *map(constant, rest), len(rest)
+    return tuple(key)
 
 
 def constant(item):
-    """A count, sequence of counts, or datatype as part of a key.
+    """A count, sequence of counts, root, operation or datatype as part of a key.
 
-    A datatype, as an operation, is named by object and handle: a plan keeps alive those that the user made, so that
+    An operation and a datatype are named by object and handle: a plan keeps alive those that the user made, so that
     their objects' ids are not used again; handles tell apart the library's own.
     """
-    if isinstance(item, MPI.Datatype):
+    if isinstance(item, MPI.Op | MPI.Datatype):
         return id(item), item.handle
     return tuple(map(constant, item)) if hasattr(item, "__iter__") and not isinstance(item, str) else item
 

@@ -1,7 +1,7 @@
 """Plans of the collectives that only move data: it travels as bytes.
 
-Each function takes the arguments of a call, and the planner of its communicator; NATIVE says that the call is the
-library's.
+Each function takes the planner of a communicator, the arguments of a call and what algorithm it asks for; NATIVE says
+that the call is the library's.
 """
 
 from functools import partial
@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from collectives.algorithms import ALGORITHMS
 from collectives.algorithms.registry import CONSECUTIVE
+from collectives.choosing.selection import NODE_MEMORY
 from collectives.executor.memory import allocate, array, copying
 from collectives.executor.plan import NATIVE
 from collectives.running.buffers import (
@@ -25,28 +26,26 @@ from collectives.running.buffers import (
 )
 
 
-def barrier(planner, algorithm):
-    name = planner.choose(planner.asked("barrier", algorithm), "barrier", 0)
+def barrier(planner, asked):
+    name = planner.choose(asked, "barrier", 0)
     if name == "native":
         return NATIVE
-    if name == "shared":
+    if name in NODE_MEMORY:
         return planner.window.barrier()
     return planner.plan(planner.program("barrier", name), {})
 
 
-def broadcast(planner, buf, root, algorithm):
+def broadcast(planner, buf, root, asked):
     planner.check_root(root)
-    if (asked := planner.asked("broadcast", algorithm)) == "native":
-        return NATIVE
     message = outgoing(buf) if planner.rank == root else incoming(buf)
     x = whole(message)
     before, after = (x.pack, []) if planner.rank == root else ([], x.unpack)
     name = planner.choose(asked, "broadcast", x.memory.nbytes)
     if name == "native":
         return NATIVE
-    if name == "shared":
+    if name in NODE_MEMORY:
         private = None
-        if planner.library_for_private(asked, "broadcast", x.memory.nbytes):
+        if planner.library_for_private(name, asked, "broadcast", x.memory.nbytes):
             private = partial(planner.comm.Bcast, [x.memory, MPI.BYTE], root)
         around = {"before": before, "after": after, "keep": (message.datatype, *x.own)}
         return planner.window.broadcast(array(x.memory), root, private, **around)
@@ -54,19 +53,20 @@ def broadcast(planner, buf, root, algorithm):
     return planner.plan(program, {"x": x.memory}, before, after, keep=(message.datatype, *x.own))
 
 
-def scatter(planner, sendbuf, recvbuf, root, algorithm, vector=False):
-    return rooted(planner, "scatter", sendbuf, recvbuf, root, algorithm, vector)
+def scatter(planner, sendbuf, recvbuf, root, asked, vector=False):
+    return rooted(planner, "scatter", sendbuf, recvbuf, root, asked, vector)
 
 
-def gather(planner, sendbuf, recvbuf, root, algorithm, vector=False):
-    return rooted(planner, "gather", recvbuf, sendbuf, root, algorithm, vector)
+def gather(planner, sendbuf, recvbuf, root, asked, vector=False):
+    return rooted(planner, "gather", recvbuf, sendbuf, root, asked, vector)
 
 
-def rooted(planner, operation, all_blocks, own_block, root, algorithm, vector):
+scatterv, gatherv = partial(scatter, vector=True), partial(gather, vector=True)
+
+
+def rooted(planner, operation, all_blocks, own_block, root, asked, vector):
     """Scatter and gather: the root has the buffer of all blocks, each rank that of its own."""
     planner.check_root(root)
-    if (asked := planner.asked(operation, algorithm)) == "native":
-        return NATIVE
     reads, writes_ = (outgoing, incoming) if operation == "scatter" else (incoming, outgoing)
     keep, own, all_ = [], None, None
     if not (planner.rank == root and is_in_place(own_block)):
@@ -115,9 +115,7 @@ def check_lengths(planner, operation, one, other):
         )
 
 
-def allgather(planner, sendbuf, recvbuf, algorithm, vector=False):
-    if (asked := planner.asked("allgather", algorithm)) == "native":
-        return NATIVE
+def allgather(planner, sendbuf, recvbuf, asked, vector=False):
     recv = incoming(recvbuf, planner.size, vector)
     slices = slices_of(recv, planner.size)
     nbytes = sum(hi - lo for lo, hi in slices) * recv.size
@@ -132,23 +130,24 @@ def allgather(planner, sendbuf, recvbuf, algorithm, vector=False):
         check_lengths(planner, "allgather", x.block(planner.rank).nbytes, own.memory.nbytes)
         before = [*own.pack, copying(x.block(planner.rank), own.memory)]
         keep = (*keep, send.datatype, *own.own)
-    if name == "shared":
+    if name in NODE_MEMORY:
         lengths, private = [hi - lo for lo, hi in x.blocks], None
-        if planner.library_for_private(asked, "allgather", nbytes):  # all blocks have one length
+        if planner.library_for_private(name, asked, "allgather", nbytes):  # all blocks have one length
             private = partial(planner.comm.Allgather, MPI.IN_PLACE, [x.memory, lengths[0], MPI.BYTE])
         around = {"before": before, "after": x.unpack, "keep": keep}
         return planner.window.allgather(None, array(x.memory), lengths, private, **around)
     return planner.plan(planner.program("allgather", name, x.blocks), {"x": x.memory}, before, x.unpack, keep)
 
 
+allgatherv = partial(allgather, vector=True)
+
+
 def in_order(name) -> bool:
     """Whether an allgather needs the blocks one after another."""
-    return callable(name) or name == "shared" or CONSECUTIVE in ALGORITHMS["allgather"][name].needs
+    return callable(name) or name in NODE_MEMORY or CONSECUTIVE in ALGORITHMS["allgather"][name].needs
 
 
-def alltoall(planner, sendbuf, recvbuf, algorithm, vector=False):
-    if (asked := planner.asked("alltoall", algorithm)) == "native":
-        return NATIVE
+def alltoall(planner, sendbuf, recvbuf, asked, vector=False):
     recv = incoming(recvbuf, planner.size, vector)
     y = as_bytes(recv, slices_of(recv, planner.size))
     nbytes = sum(hi - lo for lo, hi in y.blocks)
@@ -167,3 +166,6 @@ def alltoall(planner, sendbuf, recvbuf, algorithm, vector=False):
     check_lengths(planner, "alltoall", y.block(planner.rank).nbytes, x.block(planner.rank).nbytes)
     program = planner.program("alltoall", name, x.blocks, into=y.blocks)
     return planner.plan(program, {"x": x.memory, "y": y.memory}, x.pack, y.unpack, keep)
+
+
+alltoallv = partial(alltoall, vector=True)

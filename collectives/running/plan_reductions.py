@@ -1,7 +1,7 @@
 """Plans of the collectives that reduce: their data travels as elements of its datatype.
 
-Each function takes the arguments of a call, and the planner of its communicator; NATIVE says that the call is the
-library's.
+Each function takes the planner of a communicator, the arguments of a call and what algorithm it asks for; NATIVE says
+that the call is the library's.
 """
 
 from functools import partial
@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 from collectives.algorithms import shared
 from collectives.algorithms.registry import SEGMENT_BYTES
+from collectives.choosing.selection import NODE_MEMORY
 from collectives.executor.memory import allocate, copying
 from collectives.executor.plan import NATIVE
 from collectives.failures.watchdog import describe
@@ -76,15 +77,13 @@ def refuse_undefined(op, datatype):
     DEFINED.add(key)
 
 
-def everywhere(operation, planner, sendbuf, recvbuf, op, algorithm):
+def everywhere(operation, planner, sendbuf, recvbuf, op, asked):
     """Every rank gets a result of the same length, made in its receive buffer."""
-    if (asked := planner.asked(operation, algorithm)) == "native":
-        return NATIVE
     send, recv = operands(sendbuf, recvbuf)
     name = choice(planner, operation, asked, recv, recv.count, op)
     if name == "native":
         return NATIVE
-    if name == "shared":
+    if name in NODE_MEMORY:
         s, x = send and send.array(), recv.array()
         return (
             planner.window.allreduce(s, x, op)
@@ -104,10 +103,8 @@ def everywhere(operation, planner, sendbuf, recvbuf, op, algorithm):
 allreduce, scan, exscan = (partial(everywhere, operation) for operation in ("allreduce", "scan", "exscan"))
 
 
-def reduce(planner, sendbuf, recvbuf, op, root, algorithm):
+def reduce(planner, sendbuf, recvbuf, op, root, asked):
     planner.check_root(root)
-    if (asked := planner.asked("reduce", algorithm)) == "native":
-        return NATIVE
     if planner.rank == root:
         send, message = operands(sendbuf, recvbuf)
     else:
@@ -115,7 +112,7 @@ def reduce(planner, sendbuf, recvbuf, op, root, algorithm):
     name = choice(planner, "reduce", asked, message, message.count, op)
     if name == "native":
         return NATIVE
-    if name == "shared":
+    if name in NODE_MEMORY:
         s, x = send and send.array(), message.array() if planner.rank == root else None
         return planner.window.reduce(s, x, op, root)
     options = {"half": message.half, "ordered": ordered(op), "root": root}
@@ -129,10 +126,8 @@ def reduce(planner, sendbuf, recvbuf, op, root, algorithm):
     return planner.plan(program, {"x": x}, before, (), keep, message=message, op=op)
 
 
-def reduce_scatter(planner, sendbuf, recvbuf, counts, op, algorithm):
+def reduce_scatter(planner, sendbuf, recvbuf, counts, op, asked):
     """`counts` of each rank's block, or None where all are as long as this one's."""
-    if (asked := planner.asked("reduce_scatter", algorithm)) == "native":
-        return NATIVE
     in_place = is_in_place(sendbuf)
     parts = planner.size if counts is None else 1  # a count that is given with a buffer is then one block's
     recv = incoming(recvbuf, parts if in_place else 1)
@@ -156,7 +151,7 @@ def reduce_scatter(planner, sendbuf, recvbuf, counts, op, algorithm):
     name = choice(planner, "reduce_scatter", asked, recv, total, op)
     if name == "native":
         return NATIVE
-    if name == "shared":
+    if name in NODE_MEMORY:
         lengths = [hi - lo for lo, hi in pairwise(ends)]
         x, y = source.array(total), recv.array(lengths[planner.rank])
         if not in_place:
@@ -171,8 +166,8 @@ def reduce_scatter(planner, sendbuf, recvbuf, counts, op, algorithm):
     return planner.plan(program, {"x": x}, before, after, (x,), message=recv, op=op)
 
 
-def reduce_scatter_block(planner, sendbuf, recvbuf, op, algorithm):
-    return reduce_scatter(planner, sendbuf, recvbuf, None, op, algorithm)
+def reduce_scatter_block(planner, sendbuf, recvbuf, op, asked):
+    return reduce_scatter(planner, sendbuf, recvbuf, None, op, asked)
 
 
 def two_level(planner, send, x, op, message):
@@ -181,7 +176,7 @@ def two_level(planner, send, x, op, message):
     options = {"nodes": planner.nodes, "send": "x" if send is None else "s"}
     options["segment"] = max(1, SEGMENT_BYTES // x.itemsize)
     around = planner.reducing(message, op) | {"comm": planner.comm, "synchronous": planner.synchronous}
-    around |= {"tag": planner.tag, "ranks": planner.here, "size": planner.size, "keep": (op, message.datatype)}
+    around |= {"ranks": planner.here, "size": planner.size, "keep": (op, message.datatype)}
     what = f"allreduce({describe(op)}, {x.size} {x.dtype} over nodes)"
     both = shared.two_level, shared.two_level_arrays
     return one_of(planner.window, what, both, given, x.size, given, op, around=around, **options)

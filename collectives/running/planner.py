@@ -5,8 +5,7 @@ collective; the Planner of the communicator chooses the algorithm (selection.py)
 binds it (plan.py). Schedules that a caller wrote come by way of own_schedules.py.
 """
 
-from copy import copy
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import accumulate
 
 import numpy as np
@@ -14,12 +13,12 @@ from mpi4py import MPI
 
 from collectives.algorithms import ALGORITHMS
 from collectives.algorithms.registry import NODES, SEGMENT_BYTES
-from collectives.choosing.selection import Call, Selection
+from collectives.choosing.selection import AUTOMATIC, NODE_MEMORY, Call, Selection
 from collectives.executor.memory import array, copying
 from collectives.executor.plan import Plan
 from collectives.executor.program import Program, Programs
 from collectives.failures.revocation import register, unregister
-from collectives.node_memory.plans import LINE_BYTES
+from collectives.node_memory.plans import LINE_BYTES, barrier_of, split_barrier_of
 from collectives.node_memory.reduction import by_numpy, libraries_differ, sum_into
 from collectives.node_memory.window import SharedWindow
 from collectives.running.nonblocking import tell
@@ -30,6 +29,7 @@ from collectives.steps import Barrier
 SYMMETRIC = {op.handle for op in (MPI.SUM, MPI.PROD, MPI.LAND, MPI.LOR, MPI.LXOR, MPI.BAND, MPI.BOR, MPI.BXOR)}
 
 tell_once = cache(tell)
+IN_MEMORY = "a schedule in shared memory"
 
 
 def same_node(comm):
@@ -50,30 +50,19 @@ class Planner:
     """
 
     def __init__(self, comm, given, synchronous, memory=True):
-        self.comm, self.synchronous, self.memory = comm, synchronous, memory
+        self.comm, self.synchronous = comm, synchronous
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.node = register(same_node(comm))
         self.nodes = tuple(comm.allgather(self.node.bcast(self.rank)))  # of each rank: the first rank on its node
         self.here = [r for r, node in enumerate(self.nodes) if node == self.nodes[self.rank]]
-        self.selection = Selection(given, self.nodes, MPI.Get_library_version())
-        if not memory:
-            self.selection = self.selection.without_memory()
-        self.choose_for = lru_cache(1024)(self.selection.choose)
+        self.selection = Selection(given, self.nodes, MPI.Get_library_version(), memory)
         self.programs = Programs()
         self.scratch, self.scratch_bytes = {}, 0  # for what ranks name of each other's in the caller's algorithms
         self.forget_scratch = lambda: None  # called when plans on `scratch` must go
         self._window = None
         self.limit = 300.0  # seconds that ranks wait for each other in shared memory
-        self.tag = 0
+        self.may_wait = True  # for other ranks while it plans: not for a nonblocking call
         self.on_abort = lambda error, place: None  # called with what aborts a plan
-
-    def nonblocking(self) -> "Planner":
-        """One that plans for messages only, with a tag of their own: they travel beside those of blocking calls."""
-        planner = copy(self)
-        planner.tag = 1
-        planner.selection = self.selection.without_memory()
-        planner.choose_for = lru_cache(1024)(planner.selection.choose)
-        return planner
 
     @property
     def window(self):
@@ -101,7 +90,6 @@ class Planner:
                 self._window.free()
                 self._window = None
             self.selection.refused = problem
-            self.choose_for.cache_clear()
             if self.rank == 0:
                 tell_once(f"{problem}: collectives of {self.size} ranks send messages instead")
         return not problem
@@ -121,19 +109,29 @@ class Planner:
     def asked(self, operation, algorithm):
         return self.selection.asked(operation, algorithm)
 
+    def asked_in_flight(self, operation, algorithm):
+        """What a nonblocking or persistent call asks for: schedules of ours, as the library would not advance its own.
+
+        Without a window they send messages, as to make one is to wait for other ranks.
+        """
+        asked = self.asked(operation, algorithm)
+        if not callable(asked) and self._window is None and not self.may_wait and self.size > 1:
+            return "messages" if asked in (*AUTOMATIC, *NODE_MEMORY) else asked
+        return "schedule" if asked == "auto" else asked
+
     def choose(self, asked, operation, nbytes, **properties):
         """The name of the algorithm that runs; a function of the caller's stands for itself."""
         if callable(asked):
             return asked
         call = Call(operation, nbytes, **properties)
-        name = self.choose_for(asked, call)
-        if name == "shared" and self._window is None and not self.shares():
-            name = self.choose_for(asked, call)
+        name = self.selection.choose(asked, call)
+        if name in NODE_MEMORY and self._window is None and not self.shares():
+            name = self.selection.choose(asked, call)
         return name
 
-    def library_for_private(self, asked, operation, nbytes) -> bool:
-        """Whether a call that `shared` was chosen for is the library's where its arrays turn out to be private."""
-        return self.selection.without_arrays().choose(asked, Call(operation, nbytes)) == "native"
+    def library_for_private(self, name, asked, operation, nbytes) -> bool:
+        """Whether a call for which `shared_arrays` was chosen is the library's where its arrays are private."""
+        return name == "shared_arrays" and self.choose(asked, operation, nbytes, private=True) == "native"
 
     def check_root(self, root):
         if not 0 <= root < self.size:
@@ -175,13 +173,12 @@ class Planner:
         if program.named is not None:
             extent = more.get("extent", 1)
             seen = self.copies_of(program, extent) if own is None else own
-            together = partial(self.window.flags.barrier, "a schedule in shared memory")
             mine = {name: parts[self.rank] for name, parts in seen.items()}
             given = {name: (mine[name], buffers[name]) for name in mine if name in buffers}
             given = {name: (a[: b.nbytes], b) for name, (a, b) in given.items() if a.address != b.address}
             changed = [pair for name, pair in given.items() if (name, self.rank) in program.named.written]
-            before = [*before, *(copying(a, b) for a, b in given.values()), together]
-            after = [together, *(copying(b, a) for a, b in changed), *after]
+            before = [*before, *(copying(a, b) for a, b in given.values())]
+            after = [*(copying(b, a) for a, b in changed), *after]
             others = {(name, r): part for name, parts in seen.items() for r, part in parts.items() if r != self.rank}
             buffers = buffers | mine | others
         return Plan(
@@ -190,9 +187,9 @@ class Planner:
             buffers,
             **more,
             barrier=self.barrier,
+            split_barrier=lambda step, _: split_barrier_of(self.window, IN_MEMORY, self.here, self.within(step)),
             compute=partial(computing, computations or {}, dtype),
             synchronous=self.synchronous,
-            tag=self.tag,
             before=before,
             after=after,
             keep=kept,
@@ -210,12 +207,13 @@ class Planner:
             "commutes": op.handle in SYMMETRIC,
         }
 
+    def within(self, step: Barrier) -> Barrier:
+        """A Barrier of ranks of this node, all of them named."""
+        return Barrier(tuple(range(self.size))) if step.ranks is None else step
+
     def barrier(self, step: Barrier):
         """The call that waits until the ranks of a Barrier have come."""
-        ranks = range(self.size) if step.ranks is None else step.ranks
-        return partial(
-            self.window.flags.subset_barrier, [self.here.index(r) for r in ranks], "a schedule in shared memory"
-        )
+        return barrier_of(self.window, IN_MEMORY, self.here, self.within(step))
 
     def copies_of(self, program, extent) -> dict[str, dict[int, MPI.buffer]]:
         """Memory for what ranks name of each other's buffers in an algorithm (collective when first asked for).
@@ -223,13 +221,11 @@ class Planner:
         One array serves all algorithms, one call after another. It grows for an algorithm that needs more, on all ranks
         in the same call, as that has the same key on all; plans on the memory that it had before go.
         """
-        if self.tag:
-            raise ValueError("a nonblocking collective sends messages only: this algorithm names others' buffers")
-        ends = [
-            0,
-            *accumulate(-(-n * extent // LINE_BYTES) * LINE_BYTES for _, n in sorted(program.named.reach.items())),
-        ]
+        lengths = [-(-n * extent // LINE_BYTES) * LINE_BYTES for _, n in sorted(program.named.reach.items())]
+        ends = [0, *accumulate(lengths)]
         if ends[-1] > self.scratch_bytes or not self.scratch:
+            if not self.may_wait:
+                raise ValueError("ranks wait to make the memory for others' buffers: call this blocking first")
             self.forget_scratch()
             self.scratch_bytes = max(ends[-1], 2 * self.scratch_bytes)
             self.scratch = self.seen_by_all({"scratch": self.scratch_bytes})["scratch"]

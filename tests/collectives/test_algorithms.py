@@ -127,16 +127,16 @@ def calls_in_a_row(calls, size, count, changes=()):
     """
 
     def program(rank):
-        turn = 0
+        epoch = 0
         for place, (operation, entry) in enumerate(calls):
             options = small_pieces(entry, size)
-            if "turn" in inspect.signature(entry.rounds).parameters:
-                options["turn"] = turn
+            if "epoch" in inspect.signature(entry.rounds).parameters:
+                options["epoch"] = epoch
             arguments = () if operation == "barrier" else (count,)
             rounds = list(entry.rounds(rank, size, *arguments, **options))
             used = [s.buf for steps in rounds for s in steps if isinstance(s, Copy | Reduce) and s.buf in shared.SLOTS]
             used += [s.src for steps in rounds for s in steps if isinstance(s, Copy | Reduce) and s.src in shared.SLOTS]
-            turn += shared.SLOTS.index(used[-1]) + 1 + turn % 2 if used else 0
+            epoch += shared.SLOTS.index(used[-1]) + 1 + epoch % 2 if used else 0
             yield from dict(changes).get(place, list)(rounds)
             yield (Copy("x", 0, count, "mine", 0),)  # in between the array is the caller's
 
@@ -184,11 +184,11 @@ def test_no_meeting_in_shared_memory_can_be_left_out(operation, entry):
 
 @pytest.mark.parametrize(
     "operation, entry",
-    [way for way in WAYS if "turn" in inspect.signature(way[1].rounds).parameters],
+    [way for way in WAYS if "epoch" in inspect.signature(way[1].rounds).parameters],
     ids=lambda way: getattr(way, "name", way),
 )
 def test_no_slot_can_be_used_a_turn_too_early(operation, entry):
-    """Who takes the slot of the turn before, of the same call or of another, races with those that still read it."""
+    """Who takes the slot of the epoch before, of the same call or of another, races with those that still read it."""
     before = ("allreduce", ALGORITHMS["allreduce"]["shared_small"])
     run_in_a_row([before, (operation, entry)], 3, 7)
     caught = 0

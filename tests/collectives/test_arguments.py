@@ -138,7 +138,7 @@ def test_the_type_of_a_dlpack_tensor(comm):
 
 @pytest.mark.mpi(ranks=[1])
 def test_every_collective_says_what_it_takes_and_raises(communicator):
-    """In its docstring: elements of its buffers, and errors; of a nonblocking one, when they come."""
+    """In its docstring: elements of its buffers; what all take and raise in that of the class."""
     kind = type(communicator)
     ours = [
         name
@@ -149,7 +149,6 @@ def test_every_collective_says_what_it_takes_and_raises(communicator):
     for name in ours:
         told = inspect.getdoc(getattr(kind, name))
         assert told == inspect.getdoc(getattr(communicator, name)), "what stands before a method says the same"
-        assert told.count("Raises\n------\n") == 1 and "\nScheduleError\n" in told and "\nRuntimeError\n" in told, name
-        waits = not name.startswith("I") and not name.endswith("_init")
-        assert ("\nTimeoutError\n" in told) == waits, name
-        assert re.search(r"elements|blocks?|every rank has called", told.partition("\n\nParameters")[0]), name
+        assert re.search(r"elements|blocks?|every rank has called", told), name
+    for error in ("ValueError", "TypeError", "BufferError", "ScheduleError", "TimeoutError", "RuntimeError", "Aborted"):
+        assert f"{error} |" in kind.__doc__ or f"{error}, " in kind.__doc__, error

@@ -132,8 +132,11 @@ def test_others_operations_take_generators_too(communicator, comm):
     request = communicator.Iallreduce(x, y, algorithm=ring)
     request.Wait()
     assert (y == 6).all()
-    with pytest.raises(ValueError, match="nonblocking collective sends messages only"):
-        communicator.Iallreduce(x, y, algorithm=in_memory)
+    request = communicator.Iallreduce(x, y, algorithm=in_memory)
+    request.Wait()
+    assert (y == 6).all()
+    with pytest.raises(ValueError, match=r"wait to make the memory .* call this blocking first"):
+        communicator.Iallreduce(np.zeros(999), np.zeros(999), algorithm=in_memory)
 
 
 def without_meeting(rank, size, count):

@@ -80,15 +80,15 @@ def test_nonblocking_plans_that_are_used_stay(communicator, ranks):
         communicator.Iallreduce(MPI.IN_PLACE, x).Wait()
 
     communicator.Barrier()
-    communicator._later_plans.limit = 4
+    communicator._cache.limit = 4
     kept, others = np.zeros(3), [np.zeros(5 + i) for i in range(12)]
     start(kept)
-    (plan,) = communicator._later_plans.values()
+    plan = list(communicator._cache.values())[-1]
     for x in others:
         start(x)
         start(kept)
-        assert plan in communicator._later_plans.values(), "made anew at every second call"
-    assert len(communicator._later_plans) == 4
+        assert plan in communicator._cache.values(), "made anew at every second call"
+    assert len(communicator._cache) == 4
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -135,7 +135,7 @@ def test_a_message_of_another_nonblocking_call_is_told_with_its_cause(comm, rank
 
 @pytest.mark.mpi(ranks=[2])
 def test_a_call_that_is_left_is_not_taken_for_the_next(communicator, ranks):
-    from collectives.running.table import BCAST
+    from collectives.running import plan_moves
 
     rank, x, y = communicator.rank, np.full(4, 5.0), np.zeros(4)
 
@@ -143,7 +143,7 @@ def test_a_call_that_is_left_is_not_taken_for_the_next(communicator, ranks):
         raise KeyboardInterrupt
 
     if rank == 1:
-        plan = communicator._new(("a key",), BCAST, "flat", (0,), y)
+        plan = communicator._new(("a key",), plan_moves.broadcast, "flat", (0,), (y,))
         plan.calls.insert(1, interrupted)  # its receive is posted
         with pytest.raises(KeyboardInterrupt):
             communicator._plans["a key",]()
@@ -167,7 +167,7 @@ def test_a_plan_that_is_not_to_be_kept_is_gone_with_its_call(communicator, ranks
         assert (y == ranks).all() and len(communicator._cache) == kept
         y[:] = 0
         communicator.Ireduce_scatter_block(x, y, algorithm="ring", keep=keep).Wait()
-        assert (y == ranks).all() and len(communicator._later_plans) == kept
+        assert (y == ranks).all() and len(communicator._cache) == kept
     assert min(plan.bytes for plan in communicator._cache.values()) >= x.nbytes
 
 

@@ -3,15 +3,15 @@
 import pytest
 
 from collectives import ALGORITHMS
-from collectives.algorithms.registry import by_messages
+from collectives.algorithms.registry import COMMUTATIVE, Cost, algorithm, by_messages
 from collectives.choosing.selection import (
     ANY,
-    FALLBACK,
     LIBRARIES,
     SHARED,
     TABLE,
     Call,
     Selection,
+    cache_file,
     load,
     save,
     table_from,
@@ -20,26 +20,32 @@ from collectives.choosing.selection import (
 PLACES = {"node": [0, 0, 0], "network": [0, 1, 2], "nodes": [0, 0, 2]}
 
 
+def limits_rise(rows):
+    """Rows for shared arrays stand before those that hold where there are none."""
+    limits = [limit for limit, name in rows if name != "shared_arrays"]
+    return limits == sorted(limits) and limits[-1] == ANY and len(set(rows)) == len(rows)
+
+
 def test_every_place_has_rows_that_rise_for_every_operation():
     for place, table in TABLE.items():
         assert set(table) == set(ALGORITHMS)
         for operation, rows in table.items():
-            limits = [limit for limit, _ in rows]
-            assert limits == sorted(set(limits)) and limits[-1] == ANY, (place, operation)
+            assert limits_rise(rows), (place, operation)
 
 
 def test_rows_of_a_library_are_for_one_node_and_the_file_goes_before_them(tmp_path, monkeypatch):
     for library, table in LIBRARIES.items():
         for operation, rows in table.items():
-            limits = [limit for limit, _ in rows]
-            assert limits == sorted(set(limits)) and limits[-1] == ANY
+            assert limits_rise(rows)
             assert rows != TABLE["node"][operation], "no row of its own"
-            assert Selection({}, [0, 0], f"{library} 9.1").table[operation] == rows
-            assert Selection({}, [0, 0], f"Other {library}").table[operation] == TABLE["node"][operation]
-            assert Selection({}, [0, 1], f"{library} 9.1").table[operation] == TABLE["network"][operation]
+            rows_of = lambda nodes, name, op=operation: [row[:2] for row in Selection({}, nodes, name).rows[op]]
+            assert rows_of([0, 0], f"{library} 9.1")[: len(rows)] == rows
+            for nodes, name in (([0, 0], f"Other {library}"), ([0, 1], f"{library} 9.1")):
+                default = TABLE["network" if any(nodes) else "node"][operation]
+                assert rows_of(nodes, name)[: len(default)] == default
             save(tmp_path / "tune.json", {"node": {operation: [(ANY, "native")]}})
             monkeypatch.setenv("RINGPROP_TUNE", str(tmp_path / "tune.json"))
-            assert Selection({}, [0, 0], f"{library} 9.1").table[operation] == [(ANY, "native")]
+            assert rows_of([0, 0], f"{library} 9.1")[:1] == [(ANY, "native")]
             monkeypatch.delenv("RINGPROP_TUNE")
 
 
@@ -62,9 +68,9 @@ def test_what_is_chosen_can_always_run():
                                 assert call.shareable
                             elif name != "native":
                                 assert ALGORITHMS[operation][name].ordered or not ordered
-    for operation, name in FALLBACK.items():
-        for call in (Call(operation, 100, ordered=True), Call(operation, 100, vector=True)):
-            assert not call.lacks(ALGORITHMS[operation][name].needs)
+            call = Call(operation, 100, vector=True)
+            if operation in ("allgather", "alltoall", "gather", "scatter"):
+                assert selection.choose("auto", call) in by_messages(operation), "no length is the same on all ranks"
 
 
 def test_short_calls_are_the_librarys_where_the_table_says_so_and_it_can():
@@ -94,7 +100,7 @@ def test_a_file_replaces_rows(tmp_path, monkeypatch):
     selection = Selection({}, [0, 1])
     assert selection.reason("auto", Call("allreduce", 100)) == ("doubling", f"{file} says so up to 100 bytes")
     assert selection.choose("auto", Call("allreduce", 101)) == "ring"
-    assert selection.table["scan"] == TABLE["network"]["scan"]
+    assert [row[:2] for row in selection.rows["scan"][:1]] == TABLE["network"]["scan"]
 
 
 @pytest.mark.parametrize(
@@ -129,6 +135,49 @@ def test_a_table_from_measurements_changes_as_seldom_as_will_do():
     assert table_from(times) == [(4, "native"), (1024, "doubling"), (ANY, "ring")]
 
 
+def test_a_new_entry_is_chosen_at_once_by_calls_that_meet_its_needs(tmp_path, monkeypatch):
+    def newest(rank, size, count):
+        yield from ALGORITHMS["scan"]["chain"].rounds(rank, size, count)
+
+    monkeypatch.setitem(ALGORITHMS, "scan", dict(ALGORITHMS["scan"]))
+    algorithm("scan", cost=lambda p, n: Cost(1, n), needs={COMMUTATIVE})(newest)
+    save(tmp_path / "tune.json", {"node": {"scan": [(ANY, "newest")]}})
+    monkeypatch.setenv("RINGPROP_TUNE", str(tmp_path / "tune.json"))
+    selection = Selection({}, [0, 0])
+    assert selection.choose("auto", Call("scan", 100)) == "newest"
+    found = selection.reason("auto", Call("scan", 100, ordered=True))
+    assert found == ("doubling", f"newest needs {COMMUTATIVE.value}")
+    assert selection.choose("newest", Call("scan", 100, half=True)) == "newest", "as asked for"
+    assert selection.choose("auto", Call("scan", 100, half=True)) == "flat"
+
+
+def test_a_table_says_where_shared_arrays_are_faster():
+    times = {
+        "native": {4: 1.0, 64: 5.0, 1024: 5.0, 4096: 9.0},
+        "ring": {4: 2.0, 64: 5.1, 1024: 4.9, 4096: 3.0},
+        "shared_arrays": {4: 2.0, 64: 2.0, 1024: 2.0, 4096: 5.0},
+    }
+    rows = [(4, "native"), (1024, "shared_arrays"), (1024, "native"), (ANY, "ring")]
+    assert table_from(times, 1.03) == rows
+
+
+def test_what_is_in_the_users_cache_holds_on_one_node(tmp_path, monkeypatch):
+    library = "Some MPI v1.2, package: nothing"
+    monkeypatch.delenv("RINGPROP_TUNE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache_file.cache_clear()
+    file = cache_file(library)
+    assert file.parent == tmp_path / "ringprop" and "some-mpi-v1.2" in file.name and "package" not in file.name
+    assert Selection({}, [0, 0], library).choose("auto", Call("scan", 100)) == "doubling"
+    file.parent.mkdir()
+    save(file, {"node": {"scan": [(ANY, "chain")]}})
+    assert Selection({}, [0, 0], library).reason("auto", Call("scan", 100)) == ("chain", f"{file} says so from here on")
+    assert Selection({}, [0, 1], library).choose("auto", Call("scan", 100)) == "doubling"
+    monkeypatch.setenv("RINGPROP_TUNE", "")
+    assert Selection({}, [0, 0], library).choose("auto", Call("scan", 100)) == "doubling", "switched off"
+    cache_file.cache_clear()
+
+
 @pytest.mark.parametrize("operation", ["allgather", "broadcast"])
 def test_shared_arrays_are_read_where_they_lie_once_there_are_some(operation, tmp_path, monkeypatch):
     short, long = Call(operation, 1 << 10), Call(operation, 1 << 20)
@@ -137,11 +186,10 @@ def test_shared_arrays_are_read_where_they_lie_once_there_are_some(operation, tm
         before = [selection.choose("auto", call) for call in (short, long)]
         selection.arrays = True
         assert selection.choose("auto", short) == before[0]
-        assert selection.choose("auto", long) == ("shared" if place == "node" else before[1])
-        assert selection.without_arrays().choose("auto", long) == before[1]
+        assert selection.choose("auto", long) == ("shared_arrays" if place == "node" else before[1])
+        assert selection.choose("auto", long._replace(private=True)) == before[1]
         assert selection.choose("native", long) == "native"
     selection = Selection({}, PLACES["node"])
-    assert selection.native_below(operation) > long.nbytes
     selection.arrays = True
     assert short.nbytes < selection.native_below(operation) < long.nbytes, "or a shortcut would go past the choice"
     save(tmp_path / "tune.json", {"node": {operation: [(ANY, "native")]}})
@@ -157,10 +205,12 @@ def test_a_measured_table_holds_for_messages_too(tmp_path, monkeypatch):
     rows = {"allreduce": [(1000, "ring"), (ANY, "shared")], "broadcast": [(ANY, "native")]}
     save(file, {"node": rows, "network": {"allgather": [(ANY, "doubling")]}})
     monkeypatch.setenv("RINGPROP_TUNE", str(file))
-    selection = Selection({}, [0, 0]).without_memory()
+    selection = Selection({}, [0, 0], memory=False)
     assert selection.reason("auto", Call("allreduce", 500)) == ("ring", f"{file} says so up to 1,000 bytes")
-    name, why = selection.reason("auto", Call("allreduce", 1 << 20))
-    assert name == "segmented_ring" and why == f"{file} says so from here on, but only messages are sent"
-    assert selection.choose("auto", Call("broadcast", 100)) == "flat"
-    assert selection.choose("auto", Call("allgather", 100)) == "doubling"
-    assert selection.reason("auto", Call("scan", 100))[1].startswith("the default table says so")
+    for asked in ("auto", "schedule", "messages"):
+        asked = selection.asked("allreduce", asked)
+        name, why = selection.reason(asked, Call("allreduce", 1 << 20))
+        assert name == "segmented_ring" and why == "shared needs node memory: only messages are sent"
+        assert selection.choose(asked, Call("broadcast", 100)) == "flat"
+        assert selection.choose(asked, Call("allgather", 100)) == "doubling"
+        assert selection.reason(asked, Call("scan", 100))[1].startswith("the default table says so")

@@ -72,13 +72,15 @@ def test_a_plan_that_goes_is_not_found(communicator, comm):
 def test_a_plan_that_goes_leaves_the_others_their_shortcut(communicator, comm):
     from mpi4py import MPI
 
+    from collectives.running import plan_reductions
+
     communicator._cache.limit = 4
     known = communicator._cache.known.entries
     kept, *others = [np.zeros(10_000 + i, "f8") for i in range(9)]
     for x in (kept, *others):
         for again in (x, kept):  # kept is spared, as it runs; plans of the others go
             summed(lambda x=again: communicator.Allreduce(MPI.IN_PLACE, x), again, comm)
-    plans = [plan for key, plan in communicator._cache.items() if key[0] == "Allreduce"]
+    plans = [plan for key, plan in communicator._cache.items() if key[0] is plan_reductions.allreduce]
     assert id(kept) in known, "found by all that the call is made of, for good"
     assert {id(entry[2].__self__) for entry in known.values()} == set(map(id, plans))
     communicator._cache.known.forget(known[id(kept)][2].__self__)

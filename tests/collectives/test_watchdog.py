@@ -52,6 +52,13 @@ def nonblocking():
         second.Wait()
     compute()
 
+def persistent():
+    request = c.Allreduce_init(x, y)
+    if c.rank != 1:
+        request.Start()
+        request.Wait()
+    compute()
+
 def refused():
     try:
         c.Allreduce(x[:-1] if c.rank == 1 else x, y, MPI.MAX)
@@ -99,6 +106,11 @@ CASES = {
         "in nonblocking",
         "rank 1: not in a call, after collective 2",
         "missing from Iallreduce: rank 1",
+    ],
+    "persistent": [
+        "rank 0: persistent allreduce((1000,) float32, (1000,) float32), collective 3",
+        "rank 1: not in a call, after collective 2",
+        "missing from persistent allreduce: rank 1",
     ],
     "refused": [
         "rank 0: Allreduce((1000,) float32, (1000,) float32, MAX), collective 2",

@@ -448,7 +448,7 @@ def test_where_one_rank_is_refused_memory_all_send_messages_and_one_says_so_once
     comm.Barrier()
     said = capfd.readouterr().err
     assert said.count(f"collectives of {comm.size} ranks send messages instead") == (comm.rank == 0), said
-    assert "but no shared memory" in communicator.explain("allreduce", 9000)
+    assert "shared needs node memory: no shared memory" in communicator.explain("allreduce", 9000)
     communicator.release()
     other.release()
 

@@ -149,7 +149,13 @@ def test_a_tuned_table_is_one_that_the_selection_reads(tmp_path, monkeypatch, no
     assert len(rows) == 3 and all(0 < row["ratio"] <= 1 for row in rows), "the fastest is no slower than the default"
     assert list(json.loads(file.read_text())["node"]) == ["reduce_scatter"]
     monkeypatch.setenv("RINGPROP_TUNE", str(file))
-    assert Selection({}, [0, 0]).table["reduce_scatter"][-1][1] in json.dumps(rows)
+    chosen = Selection({}, [0, 0]).measured["node"]["reduce_scatter"][-1][1]
+    assert chosen in json.dumps(rows)
+    monkeypatch.delenv("RINGPROP_TUNE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert bench.main([*arguments[:-1], "--json", str(tmp_path / "rows.json")]) == 0
+    (cached,) = (tmp_path / "ringprop").iterdir()
+    assert list(json.loads(cached.read_text())["node"]) == ["reduce_scatter"]
 
 
 def test_what_the_sums_take_is_no_algorithm_of_a_tuned_table(tmp_path, monkeypatch):
@@ -160,6 +166,7 @@ def test_what_the_sums_take_is_no_algorithm_of_a_tuned_table(tmp_path, monkeypat
     side = lambda seconds: {"seconds": seconds, "calm": 8, "all": 9}
     times = {"ring": side(5e-6), "shared": side(3e-6), bench.FLOOR: side(1e-6)}
     result = {"operation": "allreduce", "nbytes": MIB, "ranks": 2, "place": "node", "library": "Some MPI 1.0"}
+    result |= {"default": "ring", "cache": ""}
     monkeypatch.setattr(bench, "measure", lambda cases, seconds: iter([result | {"times": times}]))
     (row,) = bench.rows(only="allreduce", tune=tmp_path / "table.json")
     assert row.case == "allreduce, 1 MiB: shared" and math.isclose(row.ours, 3)
