@@ -14,6 +14,7 @@ from importlib.util import find_spec
 _HOME = {
     "BranchParallel": "parallel.strategies.operators.strategy",
     "CheckReplicas": "parallel.trainer",
+    "ContextParallel": "parallel.strategies.context.strategy",
     "DistributedTrainer": "parallel.trainer",
     "Mesh": "parallel.mesh",
     "QuasiNewton": "parallel.exchange.commanded.quasi_newton",

@@ -6,6 +6,7 @@ from parallel.mesh import ReplicaError as ReplicaError
 from parallel.state.sharded_checkpoints import ShardedCheckpoints as ShardedCheckpoints
 from parallel.strategies.check_strategy import check_death as check_death
 from parallel.strategies.check_strategy import check_strategy as check_strategy
+from parallel.strategies.context.strategy import ContextParallel as ContextParallel
 from parallel.strategies.data_parallel import CompressedDataParallel as CompressedDataParallel
 from parallel.strategies.data_parallel import DistributedDataParallel as DistributedDataParallel
 from parallel.strategies.data_parallel import ReproducibleDataParallel as ReproducibleDataParallel

@@ -259,7 +259,7 @@ def planned(world, quick: bool) -> dict:
         options = Options(strategy="auto:stale=1", batch=PLANNED_BATCH)
         chosen, _ = auto.choose(options, parts, job, measured, world.size)
         best = next(
-            p for p in ranking(job, world.size, measured) if auto.as_told(options_of(p, parts.network)) == chosen
+            p for p in ranking(job, world.size, measured) if auto.with_defaults(options_of(p, parts.network)) == chosen
         )
         told = chosen, {"plan": best.seconds, "ddp": estimate(job, "ddp", Axes(world.size), measured).seconds}
     chosen, predicted = world.bcast(told)
@@ -380,7 +380,7 @@ def expected(job, trainer, network) -> dict[str, float]:
     from parallel.planning.job import Axes
     from parallel.strategies.estimate import estimate
     from parallel.strategies.pipeline.actions import parts
-    from parallel.strategies.pipeline.timing import pieces
+    from parallel.strategies.pipeline.timing import stage_costs
 
     ranks = trainer.mesh.size
     if not trainer.mesh.pipeline:
@@ -388,7 +388,7 @@ def expected(job, trainer, network) -> dict[str, float]:
         return {"computation": told["computation"], "update": told["update"], WAITING: told["activations"]}
     placement, name = trainer.pass_.placement, trainer.pass_.schedule
     told = estimate(job, name, Axes(pipeline=ranks), network, micro_batches=MICRO, cuts=placement.cuts)
-    stages = pieces(job.layers, [0, *placement.cuts, len(job.layers)], 0.0)
+    stages = stage_costs(job.layers, [0, *placement.cuts, len(job.layers)], 0.0)
     kinds = {"F": job.head * MICRO / ranks}
     for action in (action for row in placement.rows for cell in row for action in parts(cell)):
         forward, inputs, weights = stages[action.stage][:3]

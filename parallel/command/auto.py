@@ -101,7 +101,7 @@ def choose(
 
     def usable(prediction: Prediction) -> bool:
         try:
-            told = {"memory_limit": None} | as_told(options_of(prediction, parts.network))
+            told = {"memory_limit": None} | with_defaults(options_of(prediction, parts.network))
             check(dataclasses.replace(options, **told), ranks, parts)
         except ValueError as error:  # also an OptionError
             whys[id(prediction)] = str(error)
@@ -116,10 +116,10 @@ def choose(
     best = next(filter(usable, fitting), None)
     if not best:
         return None, [*lines, f"of what fits nothing can be: {fitting[0].name}: {whys[id(fitting[0])]}"]
-    return as_told(options_of(best, parts.network)), [*lines, *reasons(best, found, limit, usable)]
+    return with_defaults(options_of(best, parts.network)), [*lines, *reasons(best, found, limit, usable)]
 
 
-def as_told(chosen: dict[str, str]) -> dict[str, str]:
+def with_defaults(chosen: dict[str, str]) -> dict[str, str]:
     """With the default for what the plan says nothing of."""
     return {"strategy": "ddp", "mesh": None, "pipeline": None} | chosen
 

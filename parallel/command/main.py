@@ -28,7 +28,7 @@ from parallel.settings import OptionError, shortened
 
 WRONG_OPTION = 2  # exit status, as argparse has it
 INTERRUPTED, TERMINATED = 130, 143  # exit status after Ctrl-C and SIGTERM, as shells have it
-UNHEARD = 128 + signal.SIGPIPE  # where nobody reads what is written
+OUTPUT_LOST = 128 + signal.SIGPIPE  # where nobody reads what is written
 SIGNALLED = 128  # and the number of the signal
 # Of Open MPI: where ranks survive others; where mpiexec, or one of its processes, is told twice to end.
 NOISE = re.compile(
@@ -119,7 +119,7 @@ def main(argv: list[str] | None = None) -> int:
             more = "" if by_launcher else f"; to continue: {continue_with(begun(options, lock))}"
             return fail(f"{error}{more}", TERMINATED, "\n")
         if not launcher.inside() and (unwritten := output_error(error)):
-            return unheard(begun(options, lock), unwritten)
+            return report_lost_output(begun(options, lock), unwritten)
         return fail(error)
     except Exception as error:  # a mistake in the program: of one rank alone, the others go on
         if not surviving():
@@ -212,12 +212,12 @@ def start_ranks(options: Options, argv: list[str]) -> int:
     except OSError as error:
         if not (unwritten := output_error(error)):
             return fail(error)
-        status = UNHEARD
+        status = OUTPUT_LOST
     if (directory := Path(options.resume or options.out)).is_dir():  # and was not renamed meanwhile
         with contextlib.suppress(RunHeld, OSError), held(options):  # one rank ends all, another may be writing
             remove_unfinished(directory)
-    if status == UNHEARD:
-        return unheard(options, unwritten)
+    if status == OUTPUT_LOST:
+        return report_lost_output(options, unwritten)
     if status in (INTERRUPTED, TERMINATED):
         print(f"\nended, and all ranks with it; to continue: {continue_with(options)}", file=sys.stderr)
     elif status > SIGNALLED or status == launcher.LOST or (status and not told):
@@ -262,7 +262,7 @@ def output_error(error: Exception) -> OSError | None:
     return None
 
 
-def unheard(options: Options, why: OSError) -> int:
+def report_lost_output(options: Options, why: OSError) -> int:
     """Say that nobody gets what this program writes, as after `| head`; returns the exit status that shells have."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would complain of what is left to write
     said = "nobody reads the output any more"
@@ -270,7 +270,7 @@ def unheard(options: Options, why: OSError) -> int:
         said = f"the output cannot be written ({why.strerror})"
     with contextlib.suppress(OSError):
         print(f"error: {said}: ended; to continue: {continue_with(options)}", file=sys.stderr)
-    return UNHEARD if isinstance(why, BrokenPipeError) else 1
+    return OUTPUT_LOST if isinstance(why, BrokenPipeError) else 1
 
 
 def run_ranks(options: Options, inner: list[str], out: Callable[[str], object]) -> int:

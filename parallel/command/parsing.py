@@ -28,7 +28,7 @@ from parallel.command.options import (
     shown_default,
     title_of,
 )
-from parallel.command.resuming import UNTOLD, check_resumed, merged
+from parallel.command.resuming import EARLIER_DEFAULTS, check_resumed, merged
 from parallel.command.rules import check, check_number
 from parallel.settings import OptionError, flag
 from parallel.strategies import DECLARED, Strategy
@@ -269,8 +269,8 @@ def resumed(values: dict) -> dict:
     """The options of the run to continue, with what may change taken from `values`."""
     directory = Path(values["resume"])
     before = read_config(directory)
-    if missing := UNTOLD.keys() - before.keys():
-        before |= {name: UNTOLD[name] for name in missing} | {"patience": None}  # which nothing is there to choose by
+    if EARLIER_DEFAULTS.keys() - before.keys():
+        before = EARLIER_DEFAULTS | before | {"patience": None}  # nothing was held out to choose by
     check_resumed(directory, before, values)
     given = [name for name in FIELDS if before.get(name) is not None]
     typed = {name: of_its_kind(f"{directory}/config.json", name, before[name]) for name in given}

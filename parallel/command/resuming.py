@@ -19,10 +19,10 @@ FREE_ON_RESUME = {
     "tensor", "memory", "elastic", *READERS,
 }  # fmt: skip
 # What a run has whose config.json is from before there was the option, where that is not the default.
-UNTOLD = {"validation": 0.0}
+EARLIER_DEFAULTS = {"validation": 0.0}
 
 
-def lasting(options: Options) -> dict:
+def result_options(options: Options) -> dict:
     """The options that are part of a run's result: those that a resumed one may not change."""
     return {name: value for name, value in dataclasses.asdict(options).items() if name not in FREE_ON_RESUME}
 
@@ -55,8 +55,8 @@ def check_checkpoints(options: Options) -> None:
     if not saved:
         raise OptionError(f"--resume {options.resume}: no checkpoint was saved there; start again, with another --out")
     facts = kept.facts()
-    for name, value in lasting(options).items():
-        before = facts.get(name, UNTOLD.get(name, FIELDS[name].default))
+    for name, value in result_options(options).items():
+        before = facts.get(name, EARLIER_DEFAULTS.get(name, FIELDS[name].default))
         if facts and before != value:
             raise OptionError(
                 f"{options.resume}/config.json has {flag(name)} {value}, but that run was made with {before}: put that "

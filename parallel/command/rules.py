@@ -150,7 +150,7 @@ def _names(options: Options) -> None:
             raise OptionError(f"{flag(name)} {value}: expected one of {', '.join(f.metadata['choices'])}")
 
 
-def kept_how(options: Options) -> dict:
+def checkpoint_policy(options: Options) -> dict:
     """What --checkpoint says: whether a thread writes in the "background", and how many to "keep"."""
     if ":" not in options.checkpoint:
         return {"background": options.checkpoint == "async", "keep": 2}
@@ -220,11 +220,12 @@ def _survivors(options: Options) -> None:
 
 
 OF_AUTO = (
-    _values, _names, _parts_of_a_batch, _what_chooses, _texts, _readers, _one_batch_for_the_rate, _auto, kept_how,
+    _values, _names, _parts_of_a_batch, _what_chooses, _texts, _readers, _one_batch_for_the_rate, _auto,
+    checkpoint_policy,
 )  # fmt: skip
 OF_OPTIONS = (
     _values, _names, _parts_of_a_batch, _own_ways, _what_chooses, _texts, _readers, _strategy, _line_search,
-    _one_batch_for_the_rate, axis_rules.check_options, kept_how, _survivors,
+    _one_batch_for_the_rate, axis_rules.check_options, checkpoint_policy, _survivors,
 )  # fmt: skip
 
 # ---------------------------------------------------------------------------------------- ranks, files, surroundings
@@ -232,7 +233,7 @@ OF_OPTIONS = (
 # What ranks must have alike beside the options: what their collectives do. Launchers, and tools that start them, give
 # each host an environment of its own.
 ALIKE = ("RINGPROP_WATCH", "RINGPROP_DEBUG", "RINGPROP_TUNE")
-EACH_ITS_OWN = ("out", "ranks")  # options that ranks need not have alike
+RANK_OPTIONS = ("out", "ranks")  # options that ranks need not have alike
 
 
 def check_surroundings(options: Options, ranks: int | None) -> None:
@@ -312,7 +313,7 @@ def settings(options: Options) -> dict:
     from collectives.algorithms import ALGORITHMS
 
     names = [*ALIKE, *(f"RINGPROP_{operation.upper()}" for operation in ALGORITHMS)]
-    found = {flag(name): value for name, value in dataclasses.asdict(options).items() if name not in EACH_ITS_OWN}
+    found = {flag(name): value for name, value in dataclasses.asdict(options).items() if name not in RANK_OPTIONS}
     return found | {name: os.environ[name] for name in names if name in os.environ}
 
 

@@ -19,8 +19,8 @@ from nn.training.training import check_progress
 from parallel.command import factory, trained_run
 from parallel.command.factory import Parts, prepare
 from parallel.command.options import Options
-from parallel.command.resuming import check_checkpoints, lasting
-from parallel.command.rules import BETWEEN_RANKS, check_alike, check_started, kept_how, settings
+from parallel.command.resuming import check_checkpoints, result_options
+from parallel.command.rules import BETWEEN_RANKS, check_alike, check_started, checkpoint_policy, settings
 from parallel.command.run_directory import default_directory, files_in, what_next, write_headers
 from parallel.command.run_lock import RunHeld, RunLock
 from parallel.launch import launcher
@@ -120,8 +120,8 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
         say(inspection.find_rate(trainer, loaders.train, loaders.validation, out, write=rank == 0))
         trainer.close()
         return {}
-    how = kept_how(options)
-    kept = ShardedCheckpoints(out / "checkpoints", how["keep"], lasting(options))
+    how = checkpoint_policy(options)
+    kept = ShardedCheckpoints(out / "checkpoints", how["keep"], result_options(options))
     if again:
         progress = go_on(trainer, kept, say, survivor, point)
     else:

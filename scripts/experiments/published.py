@@ -27,7 +27,7 @@ from parallel.planning.transformer import A100, Machine, Transformer, step, trai
 from parallel.strategies.estimate import estimate
 from parallel.strategies.pipeline.checking import check, walk
 from parallel.strategies.pipeline.schedules import rows as schedule_rows
-from parallel.strategies.pipeline.timing import Piece, time_pipeline
+from parallel.strategies.pipeline.timing import StageCost, time_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 GBIT = 1e9 / 8
@@ -246,7 +246,7 @@ def bytes_of_plan(layers, replicas) -> float:
 
 def gpipe() -> Iterator[Row]:
     """Equal stages; the paper's own machine had no fast links, which made no difference."""
-    stage = Piece(1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+    stage = StageCost(1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
     for stages, published in ((2, 1.8), (4, 3.4), (8, 6.3)):
         network = Network(NO_LATENCY, NO_LATENCY)
         found = stages * 32 * 3 / time_pipeline("gpipe", [stage] * stages, 32, network).seconds

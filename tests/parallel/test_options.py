@@ -124,7 +124,7 @@ def test_a_run_of_today_goes_on(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(old))
     found = parse(["--resume", str(tmp_path), "--epochs", "31"])
     assert (found.lr, found.model, found.validation, found.epochs) == (0.25, "mlp:64,10", 0.2, 31)
-    assert resuming.lasting(found) == {name: old[name] for name in TODAY if name not in resuming.FREE_ON_RESUME}
+    assert resuming.result_options(found) == {name: old[name] for name in TODAY if name not in resuming.FREE_ON_RESUME}
     assert dataclasses.asdict(found).keys() == set(TODAY)
     with pytest.raises(OptionError, match=r"that run has --lr 0.25, given 0.5: leave it out"):
         parse(["--resume", str(tmp_path), "--lr", "0.5"])
@@ -139,7 +139,13 @@ def test_a_toml_file_of_today_is_read(tmp_path):
 
 
 def test_tables_of_rules_name_options_and_values_that_exist():
-    named = {*rules.BETWEEN_RANKS, *resuming.UNTOLD, *resuming.FREE_ON_RESUME, *rules.EXCLUDES, *rules.READ_BY}
+    named = {
+        *rules.BETWEEN_RANKS,
+        *resuming.EARLIER_DEFAULTS,
+        *resuming.FREE_ON_RESUME,
+        *rules.EXCLUDES,
+        *rules.READ_BY,
+    }
     named |= {name for others in rules.EXCLUDES.values() for name in others}
     assert named <= set(FIELDS)
     for name, (other, values) in rules.READ_BY.items():

@@ -9,10 +9,18 @@ from collectives.pricing.networks import Link, Network, Point
 from parallel.planning.profile import LayerProfile
 from parallel.strategies.pipeline import timing
 from parallel.strategies.pipeline.checking import check
-from parallel.strategies.pipeline.timing import CHUNKS, TIMED, Piece, closed_form, cut_evenly, pieces, time_pipeline
+from parallel.strategies.pipeline.timing import (
+    CHUNKS,
+    TIMED,
+    StageCost,
+    closed_form,
+    cut_evenly,
+    stage_costs,
+    time_pipeline,
+)
 
 FREE = Network(Link(0.0, 0.0), Link(0.0, 0.0), ranks_per_node=1)
-EQUAL = Piece(1.0, 1.0, 1.0, 10.0, 100.0, 7.0)
+EQUAL = StageCost(1.0, 1.0, 1.0, 10.0, 100.0, 7.0)
 
 
 def equal(schedule, ranks):
@@ -92,8 +100,8 @@ def test_stages_are_cut_where_the_longest_takes_least():
             every = [(0, *inner, len(seconds)) for inner in combinations(range(1, len(seconds)), count - 1)]
             assert longest == pytest.approx(min(max(sum(seconds[a:b]) for a, b in pairwise(c)) for c in every))
     layers = [LayerProfile(str(i), 1.0, 2.0, 8.0 + i, 3.0, 1.0, 5.0) for i in range(4)]
-    first, second = pieces(layers, (0, 2, 4), input_bytes=2.0)
-    assert first == Piece(2.0, 2.0, 2.0, 2.0, 12.0, 6.0) and second == Piece(2.0, 2.0, 2.0, 9.0, 19.0, 6.0)
+    first, second = stage_costs(layers, (0, 2, 4), input_bytes=2.0)
+    assert first == StageCost(2.0, 2.0, 2.0, 2.0, 12.0, 6.0) and second == StageCost(2.0, 2.0, 2.0, 9.0, 19.0, 6.0)
 
 
 def test_what_cannot_be_is_refused():

@@ -13,7 +13,7 @@ from parallel.planning.job import Axes, Job, Prediction
 from parallel.planning.partition import Plan, PlannedStage, partition
 from parallel.planning.parts import part_of
 from parallel.planning.profile import LayerProfile
-from parallel.strategies.pipeline.timing import CHUNKS, cut_evenly, homes, pieces, time_pipeline, time_stream
+from parallel.strategies.pipeline.timing import CHUNKS, cut_evenly, homes, stage_costs, time_pipeline, time_stream
 
 MOST_PLANNED = 64  # workers of a level of the dynamic programme, which takes the square of them
 GROUP = 16  # workers, or groups of them, that form a level where there are more
@@ -41,7 +41,7 @@ def pipeline(
     count = axes.pipeline * CHUNKS.get(schedule, 1)
     at = given(cuts, count, layers) if cuts else cut_evenly([layer.forward + layer.backward for layer in layers], count)
     loss = job.loss(mine.samples)
-    stages = pieces(layers, at, job.sample_bytes * mine.samples / m)
+    stages = stage_costs(layers, at, job.sample_bytes * mine.samples / m)
     stages[-1] = stages[-1]._replace(input_gradient=stages[-1].input_gradient + loss / m)
     own = network  # of the whole mesh, on a topology: its pipelines share channels
     if not network.topology:
@@ -106,7 +106,7 @@ def pipedream(job: Job, axes: Axes, network: Network, quick: bool = False, cuts:
         parts = {"slowest stage or link": max(plan.seconds * batches, longest)}
     else:
         at = [*(stage.first for stage in plan.stages), len(layers)]
-        stages = pieces(layers, at, job.sample_bytes * job.share(ranks))
+        stages = stage_costs(layers, at, job.sample_bytes * job.share(ranks))
         parts = {"pipeline": batches * time_stream(stages, extra, plan.replicas, network)}
     memory = max(stage.bytes + (1 + job.moments) * weights(stage) for stage in plan.stages)
     sent = max(

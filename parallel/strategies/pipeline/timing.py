@@ -35,7 +35,7 @@ TIMED = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dua
 LEAST = 1e-12  # seconds: of what others wait for the walk needs more than none
 
 
-class Piece(NamedTuple):
+class StageCost(NamedTuple):
     """A stage, for one micro-batch: seconds, bytes that reach it, that it keeps until backward, and of parameters."""
 
     forward: float
@@ -46,7 +46,7 @@ class Piece(NamedTuple):
     parameters: float
 
     @classmethod
-    def of(cls, layers: Sequence[LayerProfile], before: float) -> Piece:
+    def of(cls, layers: Sequence[LayerProfile], before: float) -> StageCost:
         """Of layers, and the bytes of what comes before the first of them."""
         weights = sum(layer.weight_gradient for layer in layers)
         return cls(
@@ -95,15 +95,15 @@ def cut_evenly(seconds: Sequence[float], count: int) -> list[int]:
     return found
 
 
-def pieces(layers: Sequence[LayerProfile], at: Sequence[int], input_bytes: float) -> list[Piece]:
+def stage_costs(layers: Sequence[LayerProfile], at: Sequence[int], input_bytes: float) -> list[StageCost]:
     """The layers as stages that begin and end there."""
     before = [input_bytes, *(layer.output for layer in layers)]
-    return [Piece.of(layers[a:b], before[a]) for a, b in pairwise(at)]
+    return [StageCost.of(layers[a:b], before[a]) for a, b in pairwise(at)]
 
 
 def time_pipeline(
     schedule: str,
-    stages: Sequence[Piece],
+    stages: Sequence[StageCost],
     micro_batches: int,
     network: Network,
     recompute: bool = False,
@@ -156,7 +156,9 @@ def _timed(schedule, stages, micro_batches, network, recompute, quick, tensor) -
     return Timed(max(micro_batches * hop, *(row[-1].end for row in spans)), peaks, sent, "walk")
 
 
-def time_stream(stages: Sequence[Piece], extra: Sequence[float], replicas: Sequence[int], network: Network) -> float:
+def time_stream(
+    stages: Sequence[StageCost], extra: Sequence[float], replicas: Sequence[int], network: Network
+) -> float:
     """Seconds a mini-batch of pipedream, once it is full: by the clock, of what more mini-batches take.
 
     Parameters
@@ -178,7 +180,7 @@ def time_stream(stages: Sequence[Piece], extra: Sequence[float], replicas: Seque
     return (taken(3 * unit) - taken(unit)) / (2 * unit)
 
 
-def closed_form(schedule: str, stages: Sequence[Piece], micro_batches: int, recompute: bool = False) -> float:
+def closed_form(schedule: str, stages: Sequence[StageCost], micro_batches: int, recompute: bool = False) -> float:
     """Seconds where messages take none: of the slowest rank's work, and of what it waits for if all are as the mean.
 
     Exact for equal stages and full pipelines (zb-v and dualpipev: F = I = W too).
