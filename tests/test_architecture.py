@@ -174,7 +174,8 @@ PUBLIC = {
     models save load register Model FileError check_layer check_loss check_optimizer
     """,
     parallel: """
-    CheckReplicas CompressedDataParallel CompressedParameterServer DataParallel DistributedDataParallel
+    CheckReplicas CompressedDataParallel CompressedParameterServer DataParallel DistributedDataParallel QuasiNewton
+    ShardedCheckpoints
     FullyShardedDataParallel ParameterServer ReplicaError ReproducibleDataParallel
     ReproducibleFullyShardedDataParallel ReproducibleMasterWorker ReproducibleParameterServer ReproducibleSerial
     ReproducibleZeRO1 ReproducibleZeRO2 ZeRO1 ZeRO2 join
@@ -192,6 +193,21 @@ def test_public_names_stay(package):
     assert not missing
     assert set(PUBLIC[package].split()) <= set(package.__all__)
     assert importlib.import_module(package.__name__) is package
+
+
+# Files of nn that say rank: of a member of a group, of what the user of a Loader starts, of an order.
+SAY_RANK = {
+    "nn/core/context.py", "nn/data/loader.py", "nn/data/splitting.py", "nn/files/onnx_layers.py",
+    "nn/layers/experts.py",
+}  # fmt: skip
+
+
+def test_nn_knows_nothing_of_ranks():
+    """What only ranks need is in parallel; where nn has an opening for them, its meaning is said without them."""
+    words = re.compile(r"\b(ranks?|replicas?|all-?reduce|MPI_\w+)\b", re.IGNORECASE)
+    found = {p.relative_to(ROOT).as_posix() for p in (ROOT / "nn").rglob("*.py") if words.search(p.read_text())}
+    assert found - SAY_RANK == set(), "say it without ranks: shards, slices, a group, processes; or do it in parallel"
+    assert SAY_RANK - found == set(), "mended: take it out of SAY_RANK"
 
 
 def test_files_of_tests_have_names_of_their_own():
