@@ -152,8 +152,9 @@ class MeshOptions:
 
     mesh: str | None = option(
         None,
-        "ranks along each axis, such as data=2,pipeline=2, data=2,tensor=2, data=2,space=2 (rows of images), branch=2; "
-        "ps (ssp:S, async), downpour, local-sgd, diloco, easgd: data counts replicas, of pipeline x tensor ranks each",
+        "ranks along each axis, such as data=2,pipeline=2, data=2,tensor=2, data=2,space=2 (rows of images), branch=2, "
+        "data=2,context=2 (positions of sequences); ps (ssp:S, async), downpour, local-sgd, diloco, easgd: data counts "
+        "replicas, of pipeline x tensor ranks each",
         metavar="AXIS=RANKS,...",
     )
     pipeline: str | None = option(
@@ -168,6 +169,12 @@ class MeshOptions:
         "how ranks compute layers together: two linear layers by columns and rows, each by its outputs, or as pairs "
         "with what lies between them cut by the places of a sequence",
         ("pairs", "width", "sequence"),
+    )
+    context: str = option(
+        "ring",
+        "how ranks with positions of the same sequences compute attention: ring (keys and values travel), ulysses "
+        "(heads are dealt out), or both as ring:2,ulysses:2",
+        metavar="HOW",
     )
 
 

@@ -4,6 +4,7 @@
 --mesh data=2,tensor=2            two groups of two ranks that compute every layer together
 --mesh pipeline=2,tensor=2        two stages, of which two ranks each compute every layer together
 --mesh space=4                    every image is cut in height; branch=4: branches are dealt out
+--mesh data=2,context=2           every sequence is cut into positions
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ AXES = ALL_AXES
 # What ddp supports where the mesh has one of these axes; and ZeRO's stages, less what they do not support without.
 TOGETHER = {
     axis: Supports(mixed=True, elastic=True, axes=("data", axis), reproducible=False, not_reproducible=TREE)
-    for axis in ("space", "branch")
+    for axis in ("space", "branch", "context")
 }
 
 
@@ -40,7 +41,7 @@ def serves_apart(options) -> bool:
 
 
 def together(options) -> str:
-    """The axis of ranks that compute rows of the same images, or branches of the same network; "" without one."""
+    """The axis of ranks that compute rows of the same images, branches, or positions of sequences; "" without one."""
     given = mesh(options)
     return next((axis for axis in AXES[3:] if given.get(axis, 1) > 1), "")
 

@@ -11,13 +11,13 @@ from parallel.strategies import STRATEGIES, axes
 from parallel.strategies.pipeline.option import arguments, schedule
 from parallel.strategies.zero import STAGES
 
-# Why "space" and "branch" go with no axis but "data", by the other one.
+# Why "space", "branch" and "context" go with no axis but "data", by the other one.
 NOT_BESIDE = {
     **dict.fromkeys(
         ("pipeline", "tensor"),
-        "ranks that share rows or branches have all parameters and sum the gradients of all, others have parts of them",
+        "ranks that share samples have all parameters and sum the gradients of all, others have parts of them",
     ),
-    **dict.fromkeys(("space", "branch"), "a rank has rows for all branches, or branches for all rows"),
+    **dict.fromkeys(("space", "branch", "context"), "samples are cut in one way: rows, branches or positions"),
 }
 # Why a worker, or a replica without servers, is no pipeline that updates after every mini-batch.
 NEVER_FLUSHED = "it updates its stages itself after every mini-batch, and no gradient of a step is left"
@@ -96,8 +96,10 @@ def _replicas(options) -> None:
 
 
 def _samples_together(options) -> None:
-    """Ranks that compute rows of the same images, or branches: with what, and no other way beside it."""
+    """Ranks that compute rows, branches or positions of the same samples: with what, and no other way beside it."""
     axis = axes.together(options)
+    if axis != "context" and changed(options, ["context"]):
+        raise OptionError(f"--context {options.context} needs an axis: use --mesh context=2")
     if not axis:
         return
     given = axes.mesh(options)
@@ -142,9 +144,12 @@ def check(options, ranks: int, network, optimizer) -> int | None:
             _refuse_nothing_sent(options, sizes["data"])
         return sizes["data"]
     if axis := axes.together(options):
-        from parallel.strategies.operators import branches, space
+        from parallel.strategies.operators.strategy import rewritten
 
-        {"space": space.cut, "branch": branches.deal}[axis](network, 0, sizes[axis])
+        try:
+            rewritten(network, axis, 0, sizes[axis], options.context)
+        except ValueError as error:
+            raise OptionError(f"--mesh {options.mesh}: {error}") from error
         return sizes["data"]
     return None
 

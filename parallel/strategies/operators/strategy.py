@@ -192,7 +192,7 @@ def all_gradients(communicator, *, stage: int = 0, compressor=None, **how):
 
 
 def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
-    """Ranks compute rows of the same images, or branches; several such groups share every batch."""
+    """Ranks compute rows, branches or positions of the same samples; several such groups share every batch."""
     axis, stage, compressor = (
         axes.together(options),
         STAGES.get(options.strategy_name, 0),
@@ -202,6 +202,26 @@ def build(options, network, loss, optimizer, communicator) -> DistributedTrainer
         how = {"stage": stage, "compressor": compressor, **(shard_arguments(options) if stage else {})}
     else:
         how = summing_arguments(options, communicator)
-    make = {"space": SpatialParallel, "branch": BranchParallel}[axis]
-    ranks = axes.sizes(options, communicator.size)[axis]
-    return make(network, loss, optimizer, communicator, options.seed, **{axis: ranks}, **how)
+    ranks = {axis: axes.sizes(options, communicator.size)[axis]}
+    if axis == "context":
+        from parallel.strategies.context.strategy import ContextParallel as make
+
+        how["attention"] = options.context
+    else:
+        make = {"space": SpatialParallel, "branch": BranchParallel}[axis]
+    return make(network, loss, optimizer, communicator, options.seed, **ranks, **how)
+
+
+def rewritten(network: Network, axis: str, rank: int, ranks: int, attention: str = "ring") -> Network:
+    """Return what one of so many ranks of the axis computes of a network.
+
+    Raises
+    ------
+    ValueError
+        A network that cannot be cut so: what would do.
+    """
+    if axis == "context":
+        from parallel.strategies.context.strategy import ContextGroups, context_degrees, cut
+
+        return cut(network, ContextGroups(context_degrees(attention, ranks), rank))
+    return REWRITTEN[axis](network, rank, ranks)
