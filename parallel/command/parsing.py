@@ -143,9 +143,8 @@ def parse(argv: list[str] | None = None) -> Options:
     try:
         values = read_toml(os.path.expanduser(given.pop("config"))) if "config" in given else {}
         values = expanded(values | given)
-        if values.get("resume") is not None:
-            values = resumed(values)
-        options = Options(**usual_rate(values) | values)
+        values = usual_rate(values) | values if values.get("resume") is None else resumed(values)
+        options = Options(**values)
         check(options)
     except OptionError as error:
         argparser.error(str(error))

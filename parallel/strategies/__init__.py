@@ -54,5 +54,5 @@ def build_trainer(options, network, loss, optimizer, communicator):
         elif axes.is_tensor(options):
             build = STRATEGIES["tensor"].build
         elif axes.together(options):
-            from parallel.strategies.operators.strategy import build
+            from parallel.strategies.same_samples import build
     return build(options, network, loss, optimizer, communicator)

@@ -144,10 +144,10 @@ def check(options, ranks: int, network, optimizer) -> int | None:
             _refuse_nothing_sent(options, sizes["data"])
         return sizes["data"]
     if axis := axes.together(options):
-        from parallel.strategies.operators.strategy import rewritten
+        from parallel.strategies.same_samples import rewritten
 
         try:
-            rewritten(network, axis, 0, sizes[axis], options.context)
+            rewritten(network, axis, sizes[axis], options.context)
         except ValueError as error:
             raise OptionError(f"--mesh {options.mesh}: {error}") from error
         return sizes["data"]

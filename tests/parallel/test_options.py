@@ -23,7 +23,7 @@ model data data_dir limit validation normalise augment length mask activation in
 loss label_smoothing optimizer lr momentum nesterov weight_decay clip schedule linear_scaling sync_batch_norm accumulate
 patience ranks strategy allreduce node_memory overlap bucket first_bucket compress servers server_place unit prefetch
 consistency delay_compensation offload reproducible check_replicas watch threads checkpoint_steps checkpoint profile
-find_lr inspect timeline memory pictures out resume mesh pipeline tensor owt elastic
+find_lr inspect timeline memory pictures out resume mesh pipeline tensor context owt elastic
 memory_limit from_ freeze rates
 """.split()  # noqa: SIM905
 

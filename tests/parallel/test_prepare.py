@@ -45,7 +45,7 @@ WRONG = [
     ("--activation sigmoyd", "did you mean 'sigmoid'"),
     ("--init hee", "did you mean 'he'"),
     ("--loss mse", "the targets of digits are classes: use cross-entropy"),
-    ("--nesterov", "nesterov needs a momentum above 0"),
+    ("--nesterov --lr 0.1", "nesterov needs a momentum above 0"),
     ("--clip norm:-1", "ClipNorm: limit must be in (0, inf), given -1"),
     ("--augment crip:4", "unknown part 'crip:4'; expected crop:PIXELS"),
     ("--augment crop:0", "unknown part 'crop:0'; expected crop:PIXELS"),

@@ -30,11 +30,10 @@ from parallel.exchange.compression.exchange import Compressed
 from parallel.exchange.messages import OverlapTrial
 from parallel.mesh import Mesh, Ranks
 from parallel.passes.whole import Whole
-from parallel.strategies import axes
-from parallel.strategies.data_parallel import summing, summing_arguments
+from parallel.strategies.data_parallel import summing
 from parallel.strategies.operators import branches, space
 from parallel.strategies.operators.rows import halos
-from parallel.strategies.zero import STAGES, shard_arguments, sharding, summed
+from parallel.strategies.zero import sharding
 from parallel.trainer import DistributedTrainer
 
 REWRITTEN: dict[str, Callable[[Network, int, int], Network]] = {"space": space.cut, "branch": branches.deal}
@@ -189,39 +188,3 @@ def all_gradients(communicator, *, stage: int = 0, compressor=None, **how):
     if stage:
         return sharding(communicator, stage, compressor=compressor, **how)
     return Compressed(compressor, **how) if compressor else summing(communicator, **how)
-
-
-def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
-    """Ranks compute rows, branches or positions of the same samples; several such groups share every batch."""
-    axis, stage, compressor = (
-        axes.together(options),
-        STAGES.get(options.strategy_name, 0),
-        summed(options)["compressor"],
-    )
-    if stage or compressor:
-        how = {"stage": stage, "compressor": compressor, **(shard_arguments(options) if stage else {})}
-    else:
-        how = summing_arguments(options, communicator)
-    ranks = {axis: axes.sizes(options, communicator.size)[axis]}
-    if axis == "context":
-        from parallel.strategies.context.strategy import ContextParallel as make
-
-        how["attention"] = options.context
-    else:
-        make = {"space": SpatialParallel, "branch": BranchParallel}[axis]
-    return make(network, loss, optimizer, communicator, options.seed, **ranks, **how)
-
-
-def rewritten(network: Network, axis: str, rank: int, ranks: int, attention: str = "ring") -> Network:
-    """Return what one of so many ranks of the axis computes of a network.
-
-    Raises
-    ------
-    ValueError
-        A network that cannot be cut so: what would do.
-    """
-    if axis == "context":
-        from parallel.strategies.context.strategy import ContextGroups, context_degrees, cut
-
-        return cut(network, ContextGroups(context_degrees(attention, ranks), rank))
-    return REWRITTEN[axis](network, rank, ranks)
