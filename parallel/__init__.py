@@ -13,7 +13,6 @@ from importlib.util import find_spec
 # Public names that are of no strategy on the command line; each strategy declares its own.
 _HOME = {
     "BranchParallel": "parallel.strategies.operators.strategy",
-    "ContextParallel": "parallel.strategies.context.strategy",
     "CheckReplicas": "parallel.trainer",
     "ContextParallel": "parallel.strategies.context.strategy",
     "DistributedTrainer": "parallel.trainer",
