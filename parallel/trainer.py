@@ -159,7 +159,7 @@ class DistributedTrainer(RunTrainer):
         batch.total = total
         loss = self.pass_.compute(self, x, y, total, micro, before)
         if micro.addend is not None:
-            if self.half and self.half.overflowed:
+            if self.mixed_precision and self.mixed_precision.overflowed:
                 exchange.message.set_overflow()
             exchange.add()
         return loss
@@ -173,7 +173,7 @@ class DistributedTrainer(RunTrainer):
         """(outputs, what backward needs); None for that where there are no samples, and none has to wait for others."""
         network = self.local_network
         self.ctx.micro_batch.training, self.ctx.network_context.on_gradients_ready = training, self.exchange.part(micro)
-        if len(x) or (training and self.everyone):
+        if len(x) or (training and self.computes_empty_shards):
             return network.forward(self.p, x, self.ctx)
         self.exchange.skip(micro)
         return np.empty((0, *(network.training_shape if training else network.out_shape)), network.dtype), None
@@ -269,7 +269,7 @@ class DistributedTrainer(RunTrainer):
         if self.mesh.sizes["pipeline"] > 1:
             return self.pass_.first_bad(self, computed)
         # In training, ranks that share statistics would wait for one that has found something and looks no further.
-        self.ctx.micro_batch.training = not self.everyone
+        self.ctx.micro_batch.training = not self.computes_empty_shards
         mine = min(
             filter(None, (self.pass_.look(self, micro) for micro in computed)), key=lambda bad: bad.depth, default=None
         )
@@ -279,9 +279,9 @@ class DistributedTrainer(RunTrainer):
         _, rank, bad = min(found, key=lambda entry: entry[:2])
         return bad._replace(place=f"{bad.place} on rank {rank}") if self.mesh.size > 1 else bad
 
-    def look(self, micro) -> NotFinite | None:
+    def check_forward(self, micro) -> NotFinite | None:
         self.exchange.part(None)
-        bad = super().look(micro)
+        bad = super().check_forward(micro)
         if not len(micro[1]) or (bad and bad.depth == 0):  # no forward pass was made
             self.exchange.skip(None)
         return bad
@@ -355,7 +355,7 @@ class DistributedTrainer(RunTrainer):
         yield "steps", np.array(self.steps)
         if self.loss_scale:
             yield "loss_scale", self.loss_scale.array
-        yield from self.homes.entries(self.running())
+        yield from self.homes.entries(self.buffer_items())
 
     def fragments(self) -> Iterator[Fragment]:
         """What this rank writes of a checkpoint that all write together (collective): together, each element once."""
@@ -364,7 +364,7 @@ class DistributedTrainer(RunTrainer):
             yield Fragment("steps", np.array(self.steps))
             if self.loss_scale:
                 yield Fragment("loss_scale", self.loss_scale.array)
-        yield from self.homes.fragments(self.running())
+        yield from self.homes.fragments(self.buffer_items())
 
     def named_parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         """As for Trainer.
@@ -403,21 +403,21 @@ class DistributedTrainer(RunTrainer):
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what `state` of any strategy returned; where it is scattered, only what rank 0 is given counts."""
         self.exchange.before_load()
-        small = self.homes.load(state, ("steps", *dict(self.small())))
-        for name, array in self.small():
+        small = self.homes.load(state, ("steps", *dict(self.replicated_items())))
+        for name, array in self.replicated_items():
             array[...] = small[name]
         self.exchange.forget()
         self.steps = int(small["steps"])
 
     def snapshot(self) -> dict[str, np.ndarray]:
         self.show_synchronized()
-        small = {name: array.copy() for name, array in self.small()} | {"steps": np.array(self.steps)}
+        small = {name: array.copy() for name, array in self.replicated_items()} | {"steps": np.array(self.steps)}
         return self.exchange.snapshot() | small
 
     def restore(self, snapshot) -> None:
         self.exchange.before_load()
         self.exchange.restore(snapshot)
-        for name, array in self.small():
+        for name, array in self.replicated_items():
             array[...] = snapshot[name]
         self.exchange.forget()
         self.steps = int(snapshot["steps"])
@@ -439,7 +439,7 @@ class DistributedTrainer(RunTrainer):
         self.show_synchronized()
         if self.mesh.data is None:  # a rank that computes no gradients
             return
-        mine = {name: _digest(array) for name, array in (*self.small(), *self.exchange.replicas())}
+        mine = {name: _digest(array) for name, array in (*self.replicated_items(), *self.exchange.replicas())}
         found = self._differing(self.mesh.line.data, mine)
         if self.mesh.tensor:  # what is not cut is whole on every rank
             whole = {name: digest for name, digest in mine.items() if not self.homes.is_cut(name)}

@@ -31,7 +31,8 @@ from nn.files.description import brief, describe, make
 from nn.reading import free_memory
 from nn.training.checkpoints import replacing, write_npz
 from nn.training.prediction import BATCH, predict_in_batches
-from nn.training.trainer import Trainer, state_kinds
+from nn.training.state import state_kinds
+from nn.training.trainer import Trainer
 
 FORMAT = 1
 MAX_CHARACTERS = 1 << 18  # characters of a description; ResNet-50's has 22,000

@@ -6,6 +6,7 @@
 | fit.py | `fit`, the one loop that every strategy runs |
 | training.py | `Training`, where a run stands, and `Callback` |
 | prediction.py | outputs for samples as users have them, in batches |
+| state.py | which arrays a trainer's state has, and whether a given one fits |
 | loss_scale.py | of mixed precision: the scale, and steps that are skipped |
 | batches.py | what `fit` may be given as data |
 | callbacks.py | progress, metrics, stopping in time |

@@ -307,7 +307,7 @@ def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumula
     }
     spent = training.seconds - (training.history[-1]["seconds"] if training.history else 0.0)
     record["images_per_second"] = training.samples / max(1e-9, spent)
-    record |= trainer.mixed_precision()
+    record |= trainer.loss_scale_record()
     training.batch, training.loss_sum, training.weight, training.samples = 0, 0.0, 0.0, 0
     if training.validation is not None:
         scores = _scores(trainer, training.validation)

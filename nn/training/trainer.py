@@ -6,8 +6,9 @@ step at a time:
     trainer = Trainer(network, CrossEntropyLoss(), SGD(lr=0.1))
     loss = trainer.step(x, y)
 
-    step    compute_gradients   forward, loss, backward; part after part where activations are to be few
-            update              the optimizer's, unless the loss is not finite
+    step    size_of_batch       checks of x, y and total
+            make_step           compute_gradients of each micro-batch (forward, loss, backward), then the optimizer's
+                                update, unless the loss is not finite
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import hashlib
 import math
 import operator
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,9 @@ from nn.training.checkpoint_writer import CheckpointWriter
 from nn.training.checkpoints import Checkpoints
 from nn.training.loss_scale import LossScale
 from nn.training.prediction import BATCH, predict_in_batches
-from nn.training.state_files import LazyState
+from nn.training.state import check_state, fitting_weights
 
-MOST_STEPS = 1 << 53  # that a checkpoint may tell: what a float64 counts
-PRIVATE = "exchange/", "compress/"  # begin names of entries that only the kind of trainer that wrote them needs
-
-INSTEAD = {  # names that users of other libraries look for
+INSTEAD = {  # what to write for names of other libraries
     "fit": "nn.fit(trainer, data, epochs=5) trains",
     "train": "nn.fit(trainer, data, epochs=5) trains, trainer.step(x, y) makes one step",
     "train_on_batch": "trainer.step(x, y) makes one step",
@@ -56,16 +54,23 @@ INSTEAD = {  # names that users of other libraries look for
     "model": "trainer.network describes the layers, the trainer has their weights",
     "layers": "trainer.network.layers() iterates over them",
 }
-REBUILT = {"ctx", "half", "p", "g", "region", "lock"}  # attributes that copies and pickles make anew
+REBUILT = {
+    "ctx",
+    "mixed_precision",
+    "p",
+    "g",
+    "region",
+    "lock",
+}  # attributes that copies and unpickled trainers build themselves
 
 
 class NonFiniteLoss(ArithmeticError):
-    """The loss is NaN or infinite; the message says at which step and in which layer it appears first.
+    """The loss is NaN or infinite; the message says at which step, and in which layer such a value appears first.
 
     Attributes
     ----------
     samples : list of int
-        Of which samples that is, as indices in the global batch; empty where it cannot be told.
+        Indices in the global batch of the samples that have such a value; empty where they are not known.
     """
 
     def __init__(self, message: str, samples: Sequence[int] = ()):
@@ -74,7 +79,7 @@ class NonFiniteLoss(ArithmeticError):
 
 
 def _buffer(name: str) -> property:
-    """Return a property for a flat array: to set it writes into the array, of which layers and optimizer have views."""
+    """Return a property for a flat array. Setting it writes into the array: layers and optimizer have views of it."""
 
     def write(trainer: Trainer, value: np.ndarray) -> None:
         buffer = vars(trainer).setdefault(name, value)
@@ -87,10 +92,10 @@ def _buffer(name: str) -> property:
 
 
 class Trainer:
-    """One process: forward, backward, update.
+    """Train a network in one process.
 
-    Several threads may call `step`, `predict` and `evaluate`: they take turns. Copies and pickles are trainers of their
-    own, which go on from the same state.
+    Several threads may call `step`, `predict` and `evaluate`: a lock lets one in at a time. Copies and unpickled
+    trainers have arrays of their own, and continue from the same state.
 
     Parameters
     ----------
@@ -98,12 +103,12 @@ class Trainer:
     loss : Loss
     optimizer : Optimizer
     seed : int
-        Of the initial parameters and of random layers.
+        Decides the initial parameters and the random numbers of layers such as dropout.
 
     Attributes
     ----------
     local_network : Network
-        What this process has of the network, as a network of its own: here all of it.
+        The part of the network that this process has: here all of it.
     flat_parameters, gradients : flat arrays in local_network.layout
     slots : dict of flat arrays
         The optimizer's moments.
@@ -112,15 +117,25 @@ class Trainer:
     p, g : views
         Parameters and gradients as layers see them.
     steps : int
-        Steps made so far; `updates` of them were no overflow of float16, and the optimizer's.
+        Steps made so far. In `updates` of them the optimizer ran; in the others a value overflowed float16.
     loss_scale : LossScale or None
-        Of a network in mixed precision.
+        Of mixed precision.
     shard : (index, count)
-        Which part of every global batch this trainer expects from the loader.
+        The shard of every global batch that this trainer expects from the loader.
     writer : bool
-        Whether this process writes files and lines of the log: of several that train together one does.
+        Whether this process writes files and the log: one of those that train together does.
     name : str
-        For the log.
+        Name of the strategy, for the log.
+
+    Examples
+    --------
+    >>> import nn, numpy as np
+    >>> network = nn.Network(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), (4,))
+    >>> trainer = Trainer(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.1))
+    >>> x, y = np.eye(4, dtype=np.float32), np.array([0, 1, 2, 0])
+    >>> losses = [trainer.step(x, y) for _ in range(100)]
+    >>> losses[-1] < losses[0], trainer.predict(x).shape, trainer.steps
+    (True, (4, 3), 100)
     """
 
     shard = (0, 1)
@@ -139,22 +154,22 @@ class Trainer:
         self.loss_scale = LossScale() if network.mixed else None
         self.make_context()
         # Statistics over a group need every member, one without samples too.
-        self.everyone = any(layer.synchronized for _, layer, _, _ in network.layers())
+        self.computes_empty_shards = any(layer.synchronized for _, layer, _, _ in network.layers())
         self.loss_rows = loss.rows(network.out_shape)
-        self.whole_loss = loss  # what targets weigh; strategies may compute a part of it, as `loss`
+        self.whole_loss = loss  # knows the weights of targets; a strategy's `loss` may be a part of it
         self.metrics: tuple[Metric, ...] = (loss.metric,)
         self.total_weight: float | None = None  # of the step's global batch
         self.steps = 0
         self.allocate()
-        self.buffers_before = self.buffers.copy()  # those of the step before, for a batch that goes wrong
+        self.buffers_before = self.buffers.copy()  # those before the step: restored where it fails
 
     def make_context(self) -> None:
-        """What layers are told about a pass of this trainer."""
+        """Make the contexts of the layers, and the lock that lets one thread use them at a time."""
         self.ctx = self.local_network.context(self.buffers, self.seed, MemoryPool(), may_overwrite_grad=True)
-        self.half, self.lock = self.ctx.network_context.mixed_precision, threading.RLock()
+        self.mixed_precision, self.lock = self.ctx.network_context.mixed_precision, threading.RLock()
 
     def make_views(self) -> None:
-        """The buffers as layers and the optimizer see them."""
+        """Make the views of the buffers for layers and the optimizer."""
         layout = self.network.layout
         self.p, self.g, self.region = layout.views(self.flat_parameters), layout.views(self.gradients), layout.region()
 
@@ -234,7 +249,7 @@ class Trainer:
         return network
 
     def allocate(self) -> None:
-        """Parameters with their first values, gradients and moments, and how layers and optimizer see them."""
+        """Allocate parameters, with their initial values, gradients and moments; make the views of them."""
         layout, dtype = self.network.layout, self.network.dtype
         self.flat_parameters, self.gradients = layout.zeros(dtype), layout.zeros(dtype)
         self.slots = {name: layout.zeros(dtype) for name in self.optimizer.slots}
@@ -249,20 +264,20 @@ class Trainer:
         accumulate: int = 1,
         total_weight: float | None = None,
     ) -> float:
-        """One optimizer step on this shard (x, y) of a global batch of `total` samples.
+        """Make one optimizer step on this shard (x, y) of a global batch of `total` samples.
 
         Parameters
         ----------
         x : (N, *in_shape) array
-        y : (N,) integers, the classes; or what else the loss compares N outputs with
+        y : (N,) integers, the classes; or the targets that the loss takes for N outputs
         total : int or None
-            None where this shard is the whole batch.
+            Samples of the global batch. None: this shard is the whole batch.
         accumulate : int
             Micro-batches into which the shard is cut. They are computed one after the other and their gradients added:
             less memory for activations, the same step.
         total_weight : float or None
-            Of a loss whose rows count differently (`ignore_index`, `class_weights`): the sum of `loss.count(y)` over
-            the global batch, by which the mean divides. None where this shard is the whole batch. 0 gives a loss of 0.
+            The sum of `loss.count(y)` over the global batch, by which the mean divides: for a loss whose rows count
+            differently (`ignore_index`, `class_weights`). None: this shard is the whole batch. 0 gives a loss of 0.
 
         Returns
         -------
@@ -275,7 +290,7 @@ class Trainer:
             The global batch is empty; a shard of it may be. `accumulate` is below 1. The numbers of targets and samples
             differ. The total weight is missing.
         NonFiniteLoss
-            Before the update, so parameters and running statistics are those of the step before.
+            It is raised before the update: parameters and running statistics are those of the step before.
         """
         with self.lock:
             total = self.size_of_batch(x, y, total, accumulate)
@@ -284,7 +299,7 @@ class Trainer:
             return self.make_step(x, y, total, accumulate)
 
     def make_step(self, x: np.ndarray, y: np.ndarray, total: int, accumulate: int) -> float:
-        """`step`, of a batch that has been checked."""
+        """Make the step of a batch that `step` has checked; return the loss. Strategies define their own."""
         self.begin_step()
         loss, samples, start = 0.0, len(x), 0
         for i in range(1, accumulate + 1):
@@ -293,7 +308,7 @@ class Trainer:
             start = stop
         if not math.isfinite(loss):
             raise self.bad_step(loss, [(rows.start, x[rows]) for rows in micro_batches(samples, accumulate)])
-        self.end_step(self.half is not None and self.half.overflowed)
+        self.end_step(self.mixed_precision is not None and self.mixed_precision.overflowed)
         return loss
 
     def samples_at_once(self, total: int, accumulate: int) -> set[int]:
@@ -301,14 +316,14 @@ class Trainer:
         return {rows.stop - rows.start for rows in micro_batches(total, accumulate)}
 
     def begin_step(self) -> None:
-        """Statistics may have to go back to what they are now; nothing is too large yet."""
+        """Keep the running statistics, which a failing step restores, and reset the overflow flag."""
         if self.buffers.size:
             self.buffers_before[:] = self.buffers
-        if self.half:
-            self.half.scale, self.half.overflowed = self.loss_scale.scale, False
+        if self.mixed_precision:
+            self.mixed_precision.scale, self.mixed_precision.overflowed = self.loss_scale.scale, False
 
     def size_of_batch(self, x: np.ndarray, y: np.ndarray, total: int | None, accumulate: int) -> int:
-        """Return the number of samples of the global batch: those given, where no total is.
+        """Check a batch; return the number of samples of the global batch, len(x) if total is None.
 
         Raises
         ------
@@ -333,12 +348,12 @@ class Trainer:
         return total
 
     def weight_of_batch(self, x: np.ndarray, y: np.ndarray, total: int, total_weight: float | None) -> float | None:
-        """What the losses of this step are divided by; None for all rows of `total` samples, each as much as others.
+        """Return the sum of the rows' weights, which divides the losses; None where all rows count alike.
 
         Raises
         ------
         TypeError, ValueError
-            It is no weight; or it is not told, and cannot be known from a shard.
+            total_weight is no weight; or it is None, and this shard is not the whole batch.
         """
         if not self.whole_loss.weighted:
             if total_weight is not None:
@@ -361,24 +376,24 @@ class Trainer:
         return float(total_weight)
 
     def mean_over(self, total: int) -> float:
-        """What the losses of a step are divided by, where the global batch has `total` samples."""
+        """Return the divisor of a step's sum of losses, for a global batch of `total` samples."""
         if self.total_weight is None:
             return total * self.loss_rows
         return self.total_weight or 1.0  # where all rows are ignored, the sum of their losses is 0, too
 
     def weight_in_epoch(self, total: int) -> float:
-        """What a step's loss weighs in the mean over an epoch: its samples, or its total weight."""
+        """Return the weight of a step's loss in the mean over an epoch: its samples, or its total weight."""
         return total if self.total_weight is None else self.total_weight
 
     def compute_gradients(self, x: np.ndarray, y: np.ndarray, total: int, first: int = 0, accumulate=False) -> float:
-        """Gradients of these samples' part of the mean loss into `gradients`; returns that part of the loss.
+        """Compute the gradients of these samples' part of the mean loss; return that part of the loss.
 
-        `first` is the place of the first one in the global batch; `accumulate`: add to the gradients that are there.
+        `first` is the index of the first sample in the global batch. `accumulate`: add to the gradients, not overwrite.
         """
         batch = self.ctx.micro_batch
         batch.training, batch.step, batch.sample, batch.accumulate = True, self.steps, first, accumulate
         batch.total = total
-        if not len(x) and not self.everyone:
+        if not len(x) and not self.computes_empty_shards:
             if not accumulate:
                 self.gradients[:] = 0
             return 0.0
@@ -388,36 +403,36 @@ class Trainer:
         return loss
 
     def end_step(self, overflowed: bool = False) -> None:
-        """The update, or none where a number was too large for float16; then the next step begins."""
+        """Update the parameters, unless a value overflowed float16, and count the step."""
         try:
             if overflowed:
                 self.buffers[:] = self.buffers_before
                 self.loss_scale.count_overflow(self.steps)
             else:
                 self.update()
-        except BaseException:  # such as a norm that is not finite: nothing was updated
+        except BaseException:  # such as a gradient norm that is not finite: nothing was updated
             self.buffers[:] = self.buffers_before
             raise
         self.steps += 1
         if self.loss_scale and not overflowed:
             self.loss_scale.count_update()
 
-    def mixed_precision(self) -> dict[str, float]:
-        """The loss scale, and how many steps were skipped in all, for records; empty without mixed precision."""
-        found = self.loss_scale
-        return {"loss_scale": found.scale, "skipped_steps": found.skipped} if found else {}
+    def loss_scale_record(self) -> dict[str, float]:
+        """Return loss_scale and skipped_steps for an epoch's record; empty without mixed precision."""
+        scale = self.loss_scale
+        return {"loss_scale": scale.scale, "skipped_steps": scale.skipped} if scale else {}
 
     def update(self) -> None:
-        """One step of the optimizer, with the gradients of the whole batch."""
+        """Run the optimizer with the gradients of the whole batch."""
         self.optimizer.update(self.flat_parameters, self.gradients, self.slots, self.updates, self.region)
 
     @property
     def updates(self) -> int:
-        """Steps of the optimizer made so far."""
+        """Steps in which the optimizer ran."""
         return self.steps - self.loss_scale.skipped if self.loss_scale else self.steps
 
     def rescale(self, slot: str, factor: float) -> None:
-        """Multiply a slot of the optimizer, where this process holds it."""
+        """Multiply a slot of the optimizer, if it has one of that name."""
         if slot in self.slots:
             self.slots[slot] *= factor
 
@@ -428,7 +443,7 @@ class Trainer:
         """
         self.buffers[:] = self.buffers_before
         bad = self.first_bad(computed)
-        self.buffers[:] = self.buffers_before  # looking may train
+        self.buffers[:] = self.buffers_before  # the forward passes have moved them
         return NonFiniteLoss(
             f"step {self.steps}: the loss is {loss}; the first value that is not finite is in "
             f"{bad or 'the loss itself'}. The parameters were not updated. "
@@ -441,14 +456,14 @@ class Trainer:
         for name, array in reversed(list(self.network.layout.items(self.flat_parameters))):
             if not np.isfinite(array).all():
                 return self.bad_parameter(name)
-        return min(filter(None, map(self.look, computed)), key=lambda bad: bad.depth, default=None)
+        return min(filter(None, map(self.check_forward, computed)), key=lambda bad: bad.depth, default=None)
 
     def bad_parameter(self, name: str) -> NotFinite:
         """Return the finding for a parameter that is not finite."""
         when = f"it was updated in step {self.steps - 1}" if self.steps else "no step has updated it"
         return NotFinite(-1, f"parameter {name} ({when})", [])
 
-    def look(self, micro: tuple[int, np.ndarray]) -> NotFinite | None:
+    def check_forward(self, micro: tuple[int, np.ndarray]) -> NotFinite | None:
         """Return where the first value that is not finite appears in the forward pass of a micro-batch."""
         self.ctx.micro_batch.sample, x = micro
         return self.local_network.first_bad(self.p, x, self.ctx) if len(x) else None
@@ -461,32 +476,32 @@ class Trainer:
         x : array or list
             Floats of any dtype, or ids; a single sample is x[None].
         batch : int
-            Samples computed at a time.
+            Samples computed at once.
 
         Raises
         ------
         TypeError, ShapeError
-            What x is not, and how it becomes that.
+            x is no array of samples of this network; the message says how to make one.
         """
         with self.lock:
             return predict_in_batches(self.network, self.outputs, x, batch)
 
     def outputs(self, x: np.ndarray) -> np.ndarray:
-        """Return the outputs for one batch of the network's dtype, in memory that the next pass may use again."""
+        """Return the outputs for one batch of the network's dtype, in memory that the next pass may overwrite."""
         self.ctx.micro_batch.training = False
         return self.network.forward(self.p, x, self.ctx)[0]
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Sums over a batch: [loss, weight, sum and number of the values of each of `metrics`...], float64.
+        """Return sums over a batch, float64: [loss, weight, then sum and count of the values of each of `metrics`].
 
-        The loss's mean is loss / weight. Rows that the loss ignores are in no sum. The sum of the loss's own metric is
-        NaN where it does not apply, such as accuracy where targets are no classes.
+        The mean loss is loss / weight. Rows that the loss ignores are left out. The sum of the loss's own metric is NaN
+        where it does not apply, as accuracy where targets are no classes.
         """
         with self.lock:
             return self.evaluate_outputs(self.outputs(x), y) if len(x) else self.no_scores()
 
     def evaluate_outputs(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """The sums of `evaluate` for outputs z."""
+        """Return the sums of `evaluate` for outputs z."""
         loss, _ = self.loss(z, y, 1, self.ctx)
         sums = [loss, self.weight(y)]
         kept = self.whole_loss.kept(y)
@@ -498,15 +513,15 @@ class Trainer:
         return np.array(sums, np.float64)
 
     def no_scores(self) -> np.ndarray:
-        """The sums of `evaluate` over no samples."""
+        """Return the sums of `evaluate` over no samples."""
         return np.zeros(2 + 2 * len(self.metrics))
 
     def weight(self, y: np.ndarray) -> float:
-        """What these samples weigh in a mean of losses: their rows, each as much as the loss says."""
+        """Return the weight of these targets in a mean of losses: their rows, weighted as the loss says."""
         return self.whole_loss.count(y) if self.whole_loss.weighted else float(len(y) * self.loss_rows)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """The sum of an array over all shards."""
+        """Return the sum of an array over all shards: here there is one."""
         return values
 
     def synchronize(self, loss: float) -> float:
@@ -514,12 +529,12 @@ class Trainer:
         return loss
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Everything that training continues from: prefix/name -> array (views, not copies)."""
+        """Return all that training continues from, by name (see state.py): views, not copies."""
         layout = self.network.layout
         state = {f"param/{name}": array for name, array in layout.items(self.flat_parameters)}
         for slot, buffer in self.slots.items():
             state |= {f"optimizer/{slot}/{name}": array for name, array in layout.items(buffer)}
-        return state | dict(self.small()) | {"steps": np.array(self.steps)}
+        return state | dict(self.replicated_items()) | {"steps": np.array(self.steps)}
 
     def parameters(self) -> Iterator[np.ndarray]:
         """Iterate over the arrays of parameters, views in backward completion order (last layer first)."""
@@ -529,21 +544,21 @@ class Trainer:
         """Iterate over (name, array), such as ("0.W", the first layer's weights): views, which may be written into."""
         yield from self.local_network.layout.items(self.flat_parameters)
 
-    def small(self) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, array) of what every process has of the state: running statistics, and the loss scale."""
-        yield from self.running()
+    def replicated_items(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Iterate over (name, array) of the state that every process has: running statistics and the loss scale."""
+        yield from self.buffer_items()
         if self.loss_scale:
             yield "loss_scale", self.loss_scale.array
 
-    def running(self) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, array) of the running statistics."""
+    def buffer_items(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Iterate over (name, array) of the running statistics."""
         yield from ((f"state/{name}", array) for name, array in self.local_network.buffer_layout.items(self.buffers))
 
     def entries(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Iterate over `state_dict`, an entry at a time, as a checkpoint is written: not all need be in memory at once.
+        """Iterate over the items of `state_dict`, "steps" first, so that not all arrays need be in memory at once.
 
-        First the steps. An array may change when the next one is asked for. Processes that train together go through
-        all of it together; only the arrays of the one that writes count.
+        An array is valid until the next one is requested. Processes that train together iterate together; only the
+        arrays of the writer count.
         """
         state = self.state_dict()
         yield "steps", state.pop("steps")
@@ -554,11 +569,17 @@ class Trainer:
         return CheckpointWriter(self, checkpoints, background)
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take over what `state` returned; refuses missing, foreign and misshapen entries by name."""
-        mine = self.state_dict()
-        if problem := check_state({name: (array.shape, array.dtype) for name, array in mine.items()}, state):
+        """Copy a `state_dict` into this trainer.
+
+        Raises
+        ------
+        ValueError
+            An entry is missing, unknown, or of another shape or dtype: which, and what was expected.
+        """
+        own = self.state_dict()
+        if problem := check_state({name: (array.shape, array.dtype) for name, array in own.items()}, state):
             raise ValueError(problem)
-        for name, array in mine.items():
+        for name, array in own.items():
             array[...] = state[name]
         self.steps = int(state["steps"])
 
@@ -568,13 +589,13 @@ class Trainer:
         Parameters
         ----------
         weights : what `nn.load` returns, a trainer of one process, or the mapping that its state_dict returns
-            Parameters and running statistics are taken over where name and shape are those of this network; all others,
-            such as those of a new last layer, are drawn anew.
+            Parameters and running statistics are copied where name and shape agree. All others, such as those of a new
+            last layer, get initial values.
 
         Returns
         -------
         list of str
-            Names of the parameters that were drawn anew.
+            Names of the parameters that got initial values.
 
         Raises
         ------
@@ -586,7 +607,7 @@ class Trainer:
         return new
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """A copy of all that this process holds of the state, for `restore`."""
+        """Return a copy of the state that this process has, for `restore`."""
         return {name: array.copy() for name, array in self.state_dict().items()}
 
     def restore(self, snapshot: dict[str, np.ndarray]) -> None:
@@ -594,17 +615,17 @@ class Trainer:
         self.load_state_dict(snapshot)
 
     def digest(self) -> str:
-        """SHA-256 of all parameters, in the order of the layout: the same for every strategy."""
+        """Return the SHA-256 of all parameters, in the order of the layout: the same for every strategy."""
         return hashlib.sha256(self.flat_parameters).hexdigest()
 
     def memory(self) -> dict[str, int]:
-        """Bytes that this process has allocated, by what they are for."""
+        """Return the bytes that this process has allocated, by purpose."""
         moments = sum(slot.nbytes for slot in self.slots.values())
-        kept = {"parameters": self.flat_parameters.nbytes, "gradients": self.gradients.nbytes, "moments": moments}
-        return kept | {"in transit": 0}
+        buffers = {"parameters": self.flat_parameters.nbytes, "gradients": self.gradients.nbytes, "moments": moments}
+        return buffers | {"in transit": 0}
 
     def formula(self) -> dict[str, float]:
-        """What `memory` should find of parameters, gradients and moments, without padding."""
+        """Return the bytes of parameters, gradients and moments that `memory` should report, without padding."""
         psi = self.network.layout.count * self.network.dtype.itemsize
         return {"parameters": psi, "gradients": psi, "moments": psi * len(self.optimizer.slots)}
 
@@ -613,11 +634,11 @@ class Trainer:
         write(self)
 
     def close(self) -> None:
-        """Give back what this trainer holds outside of its arrays: here nothing."""
+        """Free what this trainer holds beside its arrays: here nothing."""
 
 
 def check_parts(network: Network, loss: Loss, optimizer: Optimizer, seed: int, searches: bool = False) -> None:
-    """Refuse what no trainer can be made of: another thing, or a class where an instance is needed.
+    """Refuse arguments of another type than a trainer takes, classes in place of instances among them.
 
     `searches`: whether this trainer can evaluate a batch several times in a step.
     """
@@ -640,32 +661,8 @@ def check_parts(network: Network, loss: Loss, optimizer: Optimizer, seed: int, s
         raise ValueError(f"a trainer's seed must be a whole number, not negative, given {seed!r:.80}")
 
 
-def fitting_weights(
-    network: Network, weights: Any, optimizer: Optimizer, seed: int
-) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return (state to start from, names of the parameters drawn anew): see `Trainer.load_weights`."""
-    given = weights if isinstance(weights, Mapping) else weights.state_dict()
-    state, new = {}, []
-    for name, (shape, dtype) in state_kinds(network, optimizer.slots).items():
-        prefix, _, array = name.partition("/")
-        if prefix in ("param", "state") and name in given and given[name].shape == shape:
-            state[name] = given[name].astype(dtype)
-        elif prefix in ("param", "state"):
-            layout = network.layout if prefix == "param" else network.buffer_layout
-            state[name] = np.broadcast_to(layout.draw(array, seed), shape).astype(dtype)
-            new += [array] if prefix == "param" else []
-        else:
-            state[name] = LossScale().array if name == "loss_scale" else np.zeros(shape, dtype)
-    if len(new) == len(network.layout.specs):
-        raise ValueError(
-            f"no parameter of {network.name} has the name and shape of one of these weights, which have "
-            f"{', '.join(key[6:] for key in given if key.startswith('param/'))[:200]}"
-        )
-    return state, new
-
-
 def check_rates(network: Network, rates: Mapping[str, float]) -> None:
-    """Refuse factors of the learning rate for layers that the network does not have, or that have no parameters."""
+    """Refuse factors of the learning rate for layers that the network lacks, or that have no parameters."""
     for name in rates:
         if name and not any(f"{known}.".startswith(f"{name}.") for known in network.layout.names):
             shown = ", ".join(list(network.layout.names)[::-1][:8])
@@ -678,44 +675,3 @@ def check_rates(network: Network, rates: Mapping[str, float]) -> None:
 def micro_batches(samples: int, count: int) -> list[slice]:
     """Return `count` slices of a batch, of nearly equal sizes; some are empty where there are fewer samples."""
     return [slice(samples * i // count, samples * (i + 1) // count) for i in range(count)]
-
-
-def state_kinds(network: Network, slots: Iterable[str]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Name -> (shape, dtype) of what every strategy's `state` has for this network and these slots of an optimizer."""
-    kinds = {"steps": ((), np.dtype(int))}
-    if network.mixed:
-        kinds["loss_scale"] = (3,), np.dtype(np.float64)
-    layouts = {"param": network.layout, "state": network.buffer_layout}
-    for prefix, layout in (layouts | {f"optimizer/{slot}": network.layout for slot in slots}).items():
-        kinds |= {f"{prefix}/{name}": (spec.shape, network.dtype) for name, spec in layout.specs.items()}
-    return kinds
-
-
-def check_state(expected: dict[str, tuple[tuple[int, ...], np.dtype]], state: Mapping[str, np.ndarray]) -> str:
-    """What is wrong with a state where entries of these shapes and dtypes are expected, in words; '' if nothing.
-
-    Entries that another kind of trainer keeps for itself (PRIVATE) are ignored.
-    """
-    if not isinstance(state, Mapping):
-        return f"a state is a dict of arrays by name, as `state` gives it and checkpoints hold it; given {state!r:.80}"
-    if missing := sorted(expected.keys() - state.keys()):
-        return f"the checkpoint lacks {', '.join(missing[:5])}: another network or optimizer?"
-    if foreign := sorted(name for name in state.keys() - expected.keys() if not name.startswith(PRIVATE)):
-        return f"the checkpoint has {', '.join(foreign[:5])}, unknown here: another network or optimizer?"
-    for name, (shape, dtype) in expected.items():
-        if (kind := kind_of(state, name)) is None:
-            return f"checkpoint entry {name}: expected an array, given {state[name]!r:.80}"
-        other, its = kind
-        if kind != (shape, dtype):
-            return f"checkpoint entry {name}: expected {dtype}{shape}, given {its}{other}"
-    if "steps" in expected and not 0 <= int(state["steps"]) <= MOST_STEPS:
-        return f"checkpoint entry steps: expected the number of steps made, given {int(state['steps'])}"
-    return ""
-
-
-def kind_of(state: Mapping[str, np.ndarray], name: str) -> tuple[tuple[int, ...], np.dtype] | None:
-    """Return (shape, dtype) of an entry of a state; None if it is no array."""
-    if isinstance(state, LazyState):  # an array is read when it is known to be right
-        return state.kind(name)
-    array = state[name]
-    return (array.shape, array.dtype) if hasattr(array, "dtype") else None

@@ -22,7 +22,8 @@ from nn.optim.learning_rates import Schedule
 from nn.registry import from_text, lookup
 from nn.training import schedules
 from nn.training.checkpoints import CheckpointError
-from nn.training.trainer import check_rates, fitting_weights
+from nn.training.state import fitting_weights
+from nn.training.trainer import check_rates
 from parallel.command import rules
 from parallel.command.options import Options
 from parallel.exchange.commanded.quasi_newton import QuasiNewton

@@ -177,7 +177,7 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
         "seconds": training.seconds,
         "images_per_second": training.epoch * len(data.train) / max(1e-9, training.seconds),
         "ranks": size,
-        **trainer.mixed_precision(),
+        **trainer.loss_scale_record(),
         "breakdown": breakdown.by_rank(),
         "parameters_sha256": trainer.digest(),
     }

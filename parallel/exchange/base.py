@@ -22,7 +22,7 @@ import numpy as np
 
 from nn.core.network import Network
 from nn.optim.optimizers import Optimizer
-from nn.training.trainer import check_state, state_kinds
+from nn.training.state import check_state, state_kinds
 from parallel.exchange.step_result import StepMessage, StepResult, checksum
 from parallel.mesh import Mesh
 from parallel.passes.whole import Samples, Whole

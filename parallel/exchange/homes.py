@@ -16,7 +16,7 @@ import numpy as np
 
 from nn.core.layout import ALIGN
 from nn.core.network import Network
-from nn.training.trainer import check_state, state_kinds
+from nn.training.state import check_state, state_kinds
 from parallel.exchange.base import Exchange
 from parallel.mesh import Mesh
 from parallel.state.fragments import Fragment

@@ -138,7 +138,9 @@ class Whole:
 
     def loss(self, trainer, z: np.ndarray, y: np.ndarray, total: int) -> tuple[float, np.ndarray | None]:
         """(part of the mean loss, its gradient) of the outputs z of a micro-batch."""
-        return trainer.loss(z, y, trainer.mean_over(total), trainer.ctx) if len(z) or trainer.everyone else (0.0, None)
+        if not len(z) and not trainer.computes_empty_shards:
+            return 0.0, None
+        return trainer.loss(z, y, trainer.mean_over(total), trainer.ctx)
 
     def predict(self, trainer, x: np.ndarray) -> np.ndarray:
         """The outputs for samples, in evaluation mode."""
@@ -156,7 +158,7 @@ class Whole:
 
     def look(self, trainer, part: tuple[int, np.ndarray]) -> NotFinite | None:
         """Where the first value that is not finite appears among samples: (place of the first one, they)."""
-        return trainer.look(part)
+        return trainer.check_forward(part)
 
     def owed(self) -> float:
         """What the sum of the losses that steps have returned lacks, where ranks train apart and have met."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from nn.training.trainer import kind_of
+from nn.training.state import kind_of
 
 OWN = "exchange/"  # begins the names of what a strategy keeps for itself
 

@@ -15,8 +15,8 @@ import pytest
 import nn
 from nn.data.arrays import Archive, ArrayError
 from nn.reading import MAX_OBJECTS, TABLE, free_memory, parse_json
+from nn.training.state import check_state
 from nn.training.state_files import StateFile
-from nn.training.trainer import check_state
 
 LITTLE = 1 << 22  # bytes
 

@@ -135,7 +135,7 @@ def test_small_gradients_need_the_scale():
     x, y = batch()
     for scale, there in ((1.0, False), (2.0**16, True)):
         one = trainer()
-        one.half.scale = scale
+        one.mixed_precision.scale = scale
         one.compute_gradients(x, y, 1 << 26)  # as if the batch were so large
         assert bool(np.abs(one.gradients).max()) is there
 
@@ -159,7 +159,7 @@ def test_steps_that_overflow_are_skipped_and_counted_and_make_no_difference():
     low.loss_scale.array[0] = high.loss_scale.scale
     low.step(x, y)
     np.testing.assert_array_equal(high.flat_parameters, low.flat_parameters)
-    assert high.mixed_precision() == {"loss_scale": low.loss_scale.scale, "skipped_steps": skips}
+    assert high.loss_scale_record() == {"loss_scale": low.loss_scale.scale, "skipped_steps": skips}
 
 
 def test_the_scale_grows_again_and_has_its_ends():

@@ -5,7 +5,7 @@ import pytest
 from equality import OPTIMIZERS, SEED, batches, mlp
 
 import nn
-from nn.training.trainer import PRIVATE
+from nn.training.state import PRIVATE
 from parallel.command.options import Options
 
 STRATEGIES = {

@@ -296,7 +296,7 @@ def test_a_state_continues_with_statistics_in_parts_and_on_one_process(comm, tog
 
     straight, first = again(), again()
     if "tensor" in together:
-        assert not straight.mesh.model or any(straight.homes.is_cut(name) for name, _ in straight.running())
+        assert not straight.mesh.model or any(straight.homes.is_cut(name) for name, _ in straight.buffer_items())
     history = batches("cnn", straight.shard)
     for batch in history[:3]:
         straight.step(*batch)

@@ -158,7 +158,8 @@ class PipelinePass(whole.Whole):
         if self.mesh.index is None:
             return
         trainer.loss = self.parts_loss or trainer.loss
-        self.everyone = trainer.everyone and self.mesh.count > 1  # layers meet other ranks, with samples or without
+        # Layers call other ranks, with samples or without.
+        self.everyone = trainer.computes_empty_shards and self.mesh.count > 1
         outer, child = trainer.ctx.network_context, 0
         mine = self.placement.of(self.rank)
         start, state = self.local_network.layout.own, self.local_network.buffer_layout.size
