@@ -80,8 +80,8 @@ def test_a_wheel_has_all_that_it_takes_to_train(tmp_path):
     said = call(*command, "--help", cwd=here, **python)
     assert {"train", "bench", "data", "report", "sample", "predict"} <= set(re.findall(r"^  ([\w-]+)", said, re.M))
     options = ("--model", "mlp:64,10", "--epochs", "1", "--limit", "60", "--no-pictures", "--out", "run")
-    plan = ("mlp:64,10", "--input", "8,8,1", "--ranks", "2", "--network", "gigabit", "--repeats", "1")
-    assert "\n    ringprop train --model mlp:64,10 " in call(*command, "plan", *plan, cwd=here, **python)
+    plan = ("mlp:64,10", "--input", "8,8,1", "--ranks", "2", "--network", "gigabit")
+    assert "\n    ringprop train --model mlp:64,10 " in call(*command, "estimate", *plan, cwd=here, **python)
     said = call(*command, "train", *options, cwd=here, **python)
     assert "ringprop train --resume run --epochs 11" in said, "how to go on"
     assert (here / "run" / "network.npz").exists()
