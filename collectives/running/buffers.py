@@ -1,15 +1,15 @@
 """What mpi4py's upper-case methods accept as a buffer, taken apart into memory, count and datatype.
 
-The forms are mpi4py's (its documentation, "Communicating memory buffers"): an object with the buffer protocol, DLPack
-or the CUDA array interface; [data, datatype], [data, count, datatype], [data, (count, displacement), datatype]; and
-for the vector methods [data, counts, displacements, datatype] with sequences. A message names memory by its address
-and keeps nothing alive: the caller's buffer is alive while the call that it was given to lasts.
+The forms are mpi4py's (its documentation, "Communicating memory buffers"): an object with the buffer protocol, or
+DLPack in this machine's memory; [data, datatype], [data, count, datatype], [data, (count, displacement), datatype]; and
+for the vector methods [data, counts, displacements, datatype] with sequences. Refused, as only the MPI library can use
+them (algorithm="native" on every rank): memory of another device, and derived datatypes that are not contiguous. A
+message names memory by its address and keeps nothing alive: the caller's buffer is alive while the call that it was
+given to lasts.
 """
 
-import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -18,9 +18,11 @@ from mpi4py import MPI
 
 from collectives.executor.memory import allocate, array, copying
 
+LIBRARY = 'pass algorithm="native" on every rank for the MPI library\'s own collective'
+
 
 class Elements(NamedTuple):
-    """What the elements of a buffer are.
+    """What the elements of a buffer are. They lie one after another, without holes.
 
     Attributes
     ----------
@@ -28,34 +30,33 @@ class Elements(NamedTuple):
         float16 travels as MPI.UINT16_T, because MPI has no reductions for it
     half : bool
         whether they are float16
-    size, extent, reach : int
-        bytes of data in an element, from one to the next, and from its place to the end of its data
-    plain : bool
-        whether they lie one after another without holes, so that data may be moved as bytes
-    apart : bool
-        whether they do not reach into each other, so that a vector may be cut
+    itemsize : int
+        bytes of an element, those included that MPI adds to the end of its pairs of numbers
     dtype : np.dtype
         None if NumPy has none for them
     """
 
     datatype: MPI.Datatype
     half: bool
-    size: int
-    extent: int
-    reach: int
-    plain: bool
-    apart: bool
+    itemsize: int
     dtype: np.dtype | None
 
 
 PREDEFINED: dict[int, Elements] = {}  # by handle
 
 
-def elements(datatype: MPI.Datatype) -> Elements:
-    """The facts about the elements of a datatype."""
+def elements_of(datatype: MPI.Datatype) -> Elements:
+    """Return the elements of a datatype; TypeError where it is derived and not contiguous."""
     known = PREDEFINED.get(datatype.handle)
     if known is None:
-        known = facts(datatype)
+        if not is_contiguous(datatype):
+            raise TypeError(f"{datatype.name or 'a derived datatype'} is not contiguous: pass a copy, or {LIBRARY}")
+        size, itemsize = datatype.Get_size(), datatype.Get_extent()[1]
+        try:
+            dtype = np.dtype(datatype.tocode()) if datatype.is_predefined and size == itemsize else None
+        except (TypeError, ValueError):  # such as FLOAT_INT
+            dtype = None
+        known = Elements(datatype, False, itemsize, dtype)
         if datatype.is_predefined:  # else the handle may come to mean another one
             PREDEFINED[datatype.handle] = known
     return known
@@ -63,21 +64,16 @@ def elements(datatype: MPI.Datatype) -> Elements:
 
 @cache
 def elements_of_code(code: str) -> Elements:
-    """The same for a type's code, as in NumPy."""
-    return facts(MPI.UINT16_T, half=True) if code == "e" else elements(MPI.Datatype.fromcode(code))
+    """Return the elements of a type's code, as in NumPy."""
+    return Elements(MPI.UINT16_T, True, 2, np.dtype("e")) if code == "e" else elements_of(MPI.Datatype.fromcode(code))
 
 
-def facts(datatype: MPI.Datatype, half: bool = False) -> Elements:
-    """What MPI and NumPy say of a datatype."""
-    size, extent = datatype.Get_size(), datatype.Get_extent()[1]
-    low, length = datatype.Get_true_extent()
-    plain = datatype.is_predefined and size == extent
-    try:
-        dtype = np.dtype("e" if half else datatype.tocode()) if plain else None
-    except (TypeError, ValueError):  # such as FLOAT_INT
-        dtype = None
-    reach = low + length
-    return Elements(datatype, half, size, extent, reach, plain, low >= 0 and reach <= extent, dtype)
+def is_contiguous(datatype: MPI.Datatype) -> bool:
+    """Whether a datatype is one of MPI's own, or several of such one after another."""
+    if datatype.is_predefined:
+        return True
+    base, combiner, _ = datatype.decode()
+    return combiner in ("CONTIGUOUS", "DUP") and is_contiguous(base)
 
 
 class Message:
@@ -94,18 +90,20 @@ class Message:
     slices : list of (lo, hi), in elements
         of each block, in the vector form only
     elements : Elements
-    datatype, half, size, extent, plain
+    datatype, half, itemsize
         of the elements
     """
 
     def __init__(self, spec, parts: int = 1, vector: bool = False):
         buf, counts, displacements, datatype = split(spec, vector)
+        if hasattr(buf, "__cuda_array_interface__"):
+            raise TypeError(f"message: {type(buf).__name__} is memory of another device: pass a copy, or {LIBRARY}")
         memory = MPI.buffer(b"" if buf is None else buf)
         if datatype is None:
             datatype = "B" if buf is None else typecode(buf)
-        self.elements = elements_of_code(datatype) if isinstance(datatype, str) else elements(datatype)
-        self.datatype, self.half, self.size, self.extent, reach, self.plain, _, _ = self.elements
-        have = memory.nbytes // self.extent if self.extent else 0
+        self.elements = elements_of_code(datatype) if isinstance(datatype, str) else elements_of(datatype)
+        self.datatype, self.half, self.itemsize, _ = self.elements
+        have = memory.nbytes // self.itemsize if self.itemsize else 0
         self.slices: list[tuple[int, int]] = []
         self.memory = memory
         if vector:
@@ -114,20 +112,19 @@ class Message:
             need = max((hi for lo, hi in self.slices if hi > lo), default=0)
         else:
             if displacements:
-                self.memory = memory[int(displacements) * self.extent :]
+                self.memory = memory[int(displacements) * self.itemsize :]
                 have -= int(displacements)
             if counts is None and have % parts:
                 raise ValueError(f"message: {have} elements cannot be dealt to {parts} ranks evenly")
             self.count = have // parts if counts is None else int(counts)
             need = self.count * parts
-        self.address, self.length = self.memory.address, need
-        self.nbytes = (need - 1) * self.extent + reach if need else 0
+        self.address, self.length, self.nbytes = self.memory.address, need, need * self.itemsize
         if self.nbytes > self.memory.nbytes:
             raise ValueError(f"message: buffer of {have} elements is too small for {need} of {name_of(self)}")
 
     def bytes(self, lo: int, hi: int) -> MPI.buffer:
         """The memory of elements lo ... hi - 1, without keeping its owner alive."""
-        return MPI.buffer.fromaddress(self.address + lo * self.extent, max(0, hi - lo) * self.extent)
+        return MPI.buffer.fromaddress(self.address + lo * self.itemsize, max(0, hi - lo) * self.itemsize)
 
     def array(self, count: int | None = None) -> np.ndarray:
         """The first `count` elements as an array, by default all."""
@@ -174,19 +171,10 @@ def typecode(buf) -> str:
         return memoryview(buf).format
     except TypeError:
         pass
-    if hasattr(buf, "__dlpack__"):
-        code, bits, lanes = dlpack_type(buf.__dlpack__())
-        kinds = {0: "i", 1: "u", 2: "c" if lanes == 2 else "f", 5: "c", 6: "b"}  # a pair of floats is a complex number
-        return np.dtype(f"{kinds[code]}{bits * lanes // 8}").char
-    return np.dtype(buf.__cuda_array_interface__["typestr"]).char
-
-
-def dlpack_type(capsule) -> tuple[int, int, int]:
-    """(code, bits, lanes) of a DLPack capsule, whose tensor is {void *data; int32 device[2], ndim; uint8 code, ...}."""
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    code, bits, low, high = ctypes.string_at(get(capsule, b"dltensor") + 20, 4)
-    return code, bits, low + 256 * high
+    try:
+        return np.from_dlpack(buf).dtype.char
+    except (AttributeError, TypeError, BufferError, RuntimeError) as error:
+        raise TypeError(f"message: {type(buf).__name__} is no array in this machine's memory ({error})") from error
 
 
 def is_in_place(spec) -> bool:
@@ -202,7 +190,7 @@ def name_of(message: Message) -> str:
 def in_words(spec, parts: int = 1) -> str:
     """How many elements of what a buffer has, in each of so many parts."""
     message = outgoing(spec, parts)
-    return f"{message.count} of {name_of(message)}" if message.plain else f"{message.count * message.size} bytes"
+    return f"{message.count} of {name_of(message)}"
 
 
 def outgoing(spec, parts: int = 1, vector: bool = False) -> Message:
@@ -236,64 +224,45 @@ def same_type(send: Message, recv: Message):
 
 def touched(message: Message, low: int, high: int) -> np.ndarray:
     """Which bytes from one address to another belong to a message."""
-    extent, apart = message.extent, message.elements.apart
-    marks = np.full(max(message.length * extent, message.nbytes), not apart)  # else all that it may reach
+    marks = np.zeros(message.nbytes, bool)
     for lo, hi in message.slices or [(0, message.length)]:
-        place = marks[lo * extent : hi * extent]
-        if message.plain:
-            place[:] = True
-        elif apart and hi > lo:
-            message.datatype.Unpack(np.ones((hi - lo) * message.size, bool), 0, place, MPI.COMM_SELF)
+        marks[lo * message.itemsize : hi * message.itemsize] = True
     return marks[low - message.address : high - message.address]
 
 
 # ------------------------------------------------------------------- as bytes, for data that is only moved
 
 
-@dataclass
-class Bytes:
-    """A message as bytes: where the blocks lie, and the calls that pack and unpack what cannot travel as it lies.
-
-    `own` is the memory in which they lie then, else nothing.
-    """
+class Bytes(NamedTuple):
+    """Blocks of memory, as bytes."""
 
     memory: MPI.buffer
     blocks: tuple[tuple[int, int], ...]
-    pack: list = field(default_factory=list)
-    unpack: list = field(default_factory=list)
-    own: tuple[MPI.buffer, ...] = ()
 
     def block(self, i: int) -> MPI.buffer:
         lo, hi = self.blocks[i]
         return self.memory[lo:hi]
 
 
-def as_bytes(message: Message, slices, consecutive=False) -> Bytes:
-    """Slices (in elements) of a message as blocks of bytes, one after another where they must be `consecutive`."""
-    size = message.size
-    in_order = all(first[1] == second[0] for first, second in pairwise(slices))
-    if message.plain and (in_order or not consecutive):
-        end = max((hi for _, hi in slices), default=0)
-        return Bytes(message.bytes(0, end), tuple((lo * size, hi * size) for lo, hi in slices))
-    ends = [0, *accumulate((hi - lo) * size for lo, hi in slices)]
-    packed = Bytes(memory := allocate(ends[-1]), tuple(pairwise(ends)), own=(memory,))
-    for i, (lo, hi) in enumerate(slices):
-        if hi <= lo or not size:
-            continue
-        block = packed.block(i)
-        if message.plain:
-            packed.pack.append(copying(block, message.bytes(lo, hi)))
-            packed.unpack.append(copying(message.bytes(lo, hi), block))
-        else:
-            memory = message.bytes(lo, hi)
-            packed.pack.append(partial(message.datatype.Pack, memory, block, 0, MPI.COMM_SELF))
-            packed.unpack.append(partial(message.datatype.Unpack, block, 0, memory, MPI.COMM_SELF))
-    return packed
+def as_bytes(message: Message, slices) -> Bytes:
+    """Slices (in elements) of a message as blocks of bytes."""
+    itemsize, end = message.itemsize, max((hi for _, hi in slices), default=0)
+    return Bytes(message.bytes(0, end), tuple((lo * itemsize, hi * itemsize) for lo, hi in slices))
 
 
-def whole(message: Message) -> Bytes:
-    """All of a message as one block."""
-    return as_bytes(message, [(0, message.count)])
+def whole(message: Message) -> MPI.buffer:
+    """All of a message."""
+    return message.bytes(0, message.count)
+
+
+def packed(x: Bytes) -> tuple[Bytes, list, list]:
+    """Blocks one after another, and the calls that copy them there and back; none where they lie so already."""
+    if all(first[1] == second[0] for first, second in pairwise(x.blocks)):
+        return x, [], []
+    ends = [0, *accumulate(hi - lo for lo, hi in x.blocks)]
+    copy = Bytes(allocate(ends[-1]), tuple(pairwise(ends)))
+    pairs = [(copy.block(i), x.block(i)) for i in range(len(x.blocks))]
+    return copy, [copying(own, given) for own, given in pairs], [copying(given, own) for own, given in pairs]
 
 
 def slices_of(message: Message, parts: int) -> list[tuple[int, int]]:

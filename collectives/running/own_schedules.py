@@ -133,7 +133,7 @@ def seen(planner, lengths, arrays, message) -> dict[str, dict[int, MPI.buffer]]:
     found = {name: x is not None and planner.window.peers(np.asarray(x)) for name, x in arrays.items()}
     places = planner.comm.allgather({name: peers and peers.place for name, peers in found.items()})
     shared = {name for name in lengths if found[name] and all(place[name] == places[0][name] for place in places)}
-    new = planner.seen_by_all({name: n * message.extent for name, n in lengths.items() if name not in shared})
+    new = planner.seen_by_all({name: n * message.itemsize for name, n in lengths.items() if name not in shared})
     return new | {name: planner.by_rank(found[name]) for name in shared}
 
 

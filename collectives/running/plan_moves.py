@@ -20,6 +20,7 @@ from collectives.running.buffers import (
     incoming,
     is_in_place,
     outgoing,
+    packed,
     refuse_overlap,
     slices_of,
     whole,
@@ -39,18 +40,16 @@ def broadcast(planner, buf, root, asked):
     planner.check_root(root)
     message = outgoing(buf) if planner.rank == root else incoming(buf)
     x = whole(message)
-    before, after = (x.pack, []) if planner.rank == root else ([], x.unpack)
-    name = planner.choose(asked, "broadcast", x.memory.nbytes)
+    name = planner.choose(asked, "broadcast", x.nbytes)
     if name == "native":
         return NATIVE
     if name in NODE_MEMORY:
         private = None
-        if planner.library_for_private(name, asked, "broadcast", x.memory.nbytes):
-            private = partial(planner.comm.Bcast, [x.memory, MPI.BYTE], root)
-        around = {"before": before, "after": after, "keep": (message.datatype, *x.own)}
-        return planner.window.broadcast(array(x.memory), root, private, **around)
-    program = planner.program("broadcast", name, x.memory.nbytes, root=root)
-    return planner.plan(program, {"x": x.memory}, before, after, keep=(message.datatype, *x.own))
+        if planner.library_for_private(name, asked, "broadcast", x.nbytes):
+            private = partial(planner.comm.Bcast, [x, MPI.BYTE], root)
+        return planner.window.broadcast(array(x), root, private, keep=(message.datatype,))
+    program = planner.program("broadcast", name, x.nbytes, root=root)
+    return planner.plan(program, {"x": x}, keep=(message.datatype,))
 
 
 def scatter(planner, sendbuf, recvbuf, root, asked, vector=False):
@@ -72,17 +71,17 @@ def rooted(planner, operation, all_blocks, own_block, root, asked, vector):
     if not (planner.rank == root and is_in_place(own_block)):
         mine = writes_(own_block)
         own = whole(mine)
-        keep += [mine.datatype, *own.own]
+        keep.append(mine.datatype)
     if planner.rank == root:
         message = reads(all_blocks, planner.size, vector)
         all_ = as_bytes(message, slices_of(message, planner.size))
-        keep += [message.datatype, *all_.own]
-        if own is not None and own.memory.address != all_.block(root).address:
+        keep.append(message.datatype)
+        if own is not None and own.address != all_.block(root).address:
             refuse_overlap(mine, message)
         if own is None:  # in place: the root's block is where it belongs
-            own = Bytes(all_.block(root), (), all_.pack)
-        check_lengths(planner, operation, all_.block(root).nbytes, own.memory.nbytes)
-    length = own.memory.nbytes
+            own = all_.block(root)
+        check_lengths(planner, operation, all_.block(root).nbytes, own.nbytes)
+    length = own.nbytes
     name = planner.choose(asked, operation, length * planner.size, vector=vector)
     if name == "native":
         return NATIVE
@@ -94,10 +93,10 @@ def rooted(planner, operation, all_blocks, own_block, root, asked, vector):
         blocks = tuple((i * length, (i + 1) * length) for i in range(planner.size))
     if vector and name != "flat":
         blocks = told_by_root(planner, blocks, root)
-    x, y = (all_, own) if operation == "scatter" else (own, all_)
-    buffers = {label: b.memory for label, b in (("x", x), ("y", y)) if b is not None}
+    names = ("x", "y") if operation == "scatter" else ("y", "x")  # of all blocks, and of the own one
+    buffers = {names[1]: own} | ({names[0]: all_.memory} if all_ else {})
     program = planner.program(operation, name, blocks, root=root)
-    return planner.plan(program, buffers, x.pack if x else (), y.unpack if y else (), tuple(keep))
+    return planner.plan(program, buffers, keep=tuple(keep))
 
 
 def told_by_root(planner, blocks, root):
@@ -118,25 +117,26 @@ def check_lengths(planner, operation, one, other):
 def allgather(planner, sendbuf, recvbuf, asked, vector=False):
     recv = incoming(recvbuf, planner.size, vector)
     slices = slices_of(recv, planner.size)
-    nbytes = sum(hi - lo for lo, hi in slices) * recv.size
+    nbytes = sum(hi - lo for lo, hi in slices) * recv.itemsize
     name = planner.choose(asked, "allgather", nbytes, vector=vector)
     if name == "native":
         return NATIVE
-    x = as_bytes(recv, slices, in_order(name))
-    before, keep = x.pack, (recv.datatype, *x.own)
+    given = as_bytes(recv, slices)
+    x, before, after = packed(given) if in_order(name) else (given, [], [])
+    keep = (recv.datatype,) if x is given else (recv.datatype, x.memory)
     if not is_in_place(sendbuf):
         send = outgoing(sendbuf)
         own = whole(send)
-        check_lengths(planner, "allgather", x.block(planner.rank).nbytes, own.memory.nbytes)
-        before = [*own.pack, copying(x.block(planner.rank), own.memory)]
-        keep = (*keep, send.datatype, *own.own)
+        check_lengths(planner, "allgather", x.block(planner.rank).nbytes, own.nbytes)
+        before = [copying(x.block(planner.rank), own)]
+        keep = (*keep, send.datatype)
     if name in NODE_MEMORY:
         lengths, private = [hi - lo for lo, hi in x.blocks], None
         if planner.library_for_private(name, asked, "allgather", nbytes):  # all blocks have one length
             private = partial(planner.comm.Allgather, MPI.IN_PLACE, [x.memory, lengths[0], MPI.BYTE])
-        around = {"before": before, "after": x.unpack, "keep": keep}
+        around = {"before": before, "after": after, "keep": keep}
         return planner.window.allgather(None, array(x.memory), lengths, private, **around)
-    return planner.plan(planner.program("allgather", name, x.blocks), {"x": x.memory}, before, x.unpack, keep)
+    return planner.plan(planner.program("allgather", name, x.blocks), {"x": x.memory}, before, after, keep)
 
 
 allgatherv = partial(allgather, vector=True)
@@ -155,17 +155,16 @@ def alltoall(planner, sendbuf, recvbuf, asked, vector=False):
     if name == "native":
         return NATIVE
     if is_in_place(sendbuf):
-        x = Bytes(allocate(y.memory.nbytes), y.blocks, [*y.pack])
-        x.pack.append(copying(x.memory, y.memory))
-        keep = (recv.datatype, *y.own, x.memory)
+        x = Bytes(allocate(y.memory.nbytes), y.blocks)
+        before, keep = [copying(x.memory, y.memory)], (recv.datatype, x.memory)
     else:
         send = outgoing(sendbuf, planner.size, vector)
         refuse_overlap(send, recv)
         x = as_bytes(send, slices_of(send, planner.size))
-        keep = (recv.datatype, *y.own, send.datatype, *x.own)
+        before, keep = [], (recv.datatype, send.datatype)
     check_lengths(planner, "alltoall", y.block(planner.rank).nbytes, x.block(planner.rank).nbytes)
     program = planner.program("alltoall", name, x.blocks, into=y.blocks)
-    return planner.plan(program, {"x": x.memory, "y": y.memory}, x.pack, y.unpack, keep)
+    return planner.plan(program, {"x": x.memory, "y": y.memory}, before, (), keep)
 
 
 alltoallv = partial(alltoall, vector=True)

@@ -48,12 +48,10 @@ def choice(planner, operation, asked, message, count, op):
         raise TypeError("float16 has SUM, PROD, MAX and MIN; for another operation convert to float32")
     if not message.half:
         refuse_undefined(op, message.datatype)
-    if not message.elements.apart:
-        return "native"
     return planner.choose(
         asked,
         operation,
-        count * message.size,
+        count * message.itemsize,
         ordered=ordered(op),
         shareable=can_share(op, message.elements.dtype),
         half=message.half,
@@ -96,7 +94,7 @@ def everywhere(operation, planner, sendbuf, recvbuf, op, asked):
         keep = (x,)
     if send:
         before = [copying(x, send.bytes(0, send.count))]
-    program = planner.program(operation, name, recv.count, itemsize=recv.size, half=recv.half, ordered=ordered(op))
+    program = planner.program(operation, name, recv.count, itemsize=recv.itemsize, half=recv.half, ordered=ordered(op))
     return planner.plan(program, {"x": x}, before, (), keep, message=recv, op=op)
 
 
@@ -116,7 +114,7 @@ def reduce(planner, sendbuf, recvbuf, op, root, asked):
         s, x = send and send.array(), message.array() if planner.rank == root else None
         return planner.window.reduce(s, x, op, root)
     options = {"half": message.half, "ordered": ordered(op), "root": root}
-    program = planner.program("reduce", name, message.count, itemsize=message.size, **options)
+    program = planner.program("reduce", name, message.count, itemsize=message.itemsize, **options)
     x, before, keep = message.bytes(0, message.count), [], ()
     if planner.rank != root and (program.writes("x") or program.named):
         x = allocate(x.nbytes)  # the send buffer is not ours to write
@@ -159,7 +157,7 @@ def reduce_scatter(planner, sendbuf, recvbuf, counts, op, asked):
         result = np.empty_like(y)  # others may still read what y overlaps
         after = [partial(y.__setitem__, ..., result)]
         return planner.window.reduce_scatter(x, result, op, lengths, after=after, keep=(op, result))
-    x, extent = allocate(total * recv.extent), recv.extent
+    x, extent = allocate(total * recv.itemsize), recv.itemsize
     before = [copying(x, source.bytes(0, total))]
     after = [copying(recv.bytes(0, own.stop - own.start), x[own.start * extent : own.stop * extent])]
     program = planner.program("reduce_scatter", name, tuple(pairwise(ends)), half=recv.half, ordered=ordered(op))

@@ -166,7 +166,7 @@ class Planner:
         dtype = np.dtype(np.uint8) if message is None else message.elements.dtype
         if message is not None:
             kept += [op, message.datatype]  # grows by what the sums of float16 need
-            more = {"datatype": message.datatype, "extent": message.extent}
+            more = {"datatype": message.datatype, "extent": message.itemsize}
             if op is not None:
                 more |= self.reducing(message, op)
                 more["sum_into"] = partial(sum_into, op, dtype, kept.append)

@@ -33,19 +33,14 @@ def test_plans_count_what_they_keep(communicator, ranks):
     planner, large, count = communicator._planner, 300_000 * ranks, 5000 * ranks
     plan_moves.barrier(planner, "shared").free()  # the window is there
     half, x = np.ones(large, "f2"), np.ones(8 << 20, "u1")
-    every_other = MPI.INT32_T.Create_vector(large, 1, 2).Commit()
-    matrix = np.ones(2 * large, "i4")
-    mine, all_ = np.ones(large, "i4"), np.empty(ranks * large, "i4")
-    spec = [matrix, 1, every_other]
+    mine, backwards = np.ones(large, "i4"), list(range((ranks - 1) * large, -1, -large))
+    all_ = [np.empty(ranks * large, "i4"), [large] * ranks, backwards, MPI.INT32_T]
     for name, make in {
         "float16 through slots": lambda: plan_reductions.allreduce(planner, None, half, MPI.SUM, "shared"),
         "float16 in messages": lambda: plan_reductions.allreduce(planner, None, half, MPI.SUM, "direct"),
         "many segments": lambda: plan_reductions.allreduce(planner, None, x, MPI.SUM, "shared"),
         "in place": lambda: plan_reductions.reduce_scatter(planner, None, mine, None, MPI.SUM, "shared"),
-        "packed": lambda: plan_moves.broadcast(planner, spec, 0, "binomial"),
-        "packed, shared": lambda: plan_moves.broadcast(planner, spec, 0, "shared"),
-        "packed, gathered": lambda: plan_moves.allgather(planner, spec, [all_, large, MPI.INT32_T], "ring"),
-        "packed, for the root": lambda: plan_moves.gather(planner, spec, [all_, large, MPI.INT32_T], 0, "flat"),
+        "packed": lambda: plan_moves.allgather(planner, mine, all_, "doubling", vector=True),
         "exchanged in place": lambda: plan_moves.alltoall(planner, None, mine, "pairwise"),
         "short": lambda: plan_reductions.allreduce(planner, None, x[:count], MPI.SUM, "doubling"),
     }.items():
