@@ -86,7 +86,7 @@ class LengthMismatch(ScheduleError):
     """A message of another length than its receiver expects."""
 
 
-class LeftOver(ScheduleError):
+class UnreceivedMessages(ScheduleError):
     """Messages that nobody received."""
 
 
@@ -224,7 +224,7 @@ def simulate(
 
     Raises
     ------
-    RuleBroken, Race, LengthMismatch, LeftOver, Deadlock
+    RuleBroken, Race, LengthMismatch, UnreceivedMessages, Deadlock
         with rank, round (from 0) and steps
     """
     return Simulation(program, buffers, synchronous, compute or named).run(most)
@@ -255,12 +255,12 @@ class Simulation:
         self.most = most
         try:
             self.advance(most)
-            tell_deadlock(self.ranks, self.barriers, self.synchronous)
-            tell_leftover(self.wires)
+            refuse_deadlock(self.ranks, self.barriers, self.synchronous)
+            refuse_unreceived(self.wires)
         except ScheduleError as error:
-            if not isinstance(error, Deadlock | LeftOver):
+            if not isinstance(error, Deadlock | UnreceivedMessages):
                 error.rank, error.round = self.current.number, self.current.round
-                self.go_on(most)
+                self.continue_others(most)
             error.done = [
                 history if rank.steps is None or is_released(rank) else history[:-1]
                 for rank, history in zip(self.ranks, self.stats.history, strict=True)
@@ -283,11 +283,11 @@ class Simulation:
                     if not self.enter_round(rank):
                         break
                     refuse_endless(rank, most, len(self.ranks))
-                if not self.over(rank):
+                if not self.round_is_over(rank):
                     break
-                self.leave_round(rank)
+                self.finish_round(rank)
 
-    def go_on(self, most):
+    def continue_others(self, most):
         """After an error the other ranks go on as far as they can: what they did before it does not depend on turns."""
         while True:
             self.current.finished = True
@@ -304,7 +304,7 @@ class Simulation:
             return False
         rank.round += 1
         self.stats.rounds[rank.number] += 1
-        rank.steps = self.checked(rank, steps)
+        rank.steps = self.check_round(rank, steps)
         self.stats.history[rank.number].append(rank.steps)
         rank.busy += bool(rank.steps)
         rank.awaited = [(i, s) for i, s in enumerate(rank.steps) if isinstance(s, Recv | RecvReduce)]
@@ -336,24 +336,24 @@ class Simulation:
         self.ready.extend(here)
         del self.barriers[tuple(sorted(here))]
 
-    def over(self, rank) -> bool:
+    def round_is_over(self, rank) -> bool:
         """Whether nothing is missing of a rank's round; takes the messages that have come."""
         senders = take_messages(rank, self.wires, self.stats)
         if self.synchronous:
             self.ready.extend(sender for sender in senders if not self.ranks[sender].unsent)
         return not (rank.awaited or rank.barrier or (self.synchronous and rank.unsent))
 
-    def leave_round(self, rank):
+    def finish_round(self, rank):
         """Let the writes of a finished round appear; what they read is what was there before it."""
         got = [
-            rank.arrived[i] if i in rank.arrived else [self.held(place) for place in sources]
+            rank.arrived[i] if i in rank.arrived else [self.values_of(place) for place in sources]
             for i, (sources, _) in enumerate(rank.places)
         ]
         for i, (s, (_, places)) in enumerate(zip(rank.steps, rank.places, strict=True)):
             values = self.compute(rank.number, s, got[i]) if isinstance(s, Compute) else got[i]
             for place, value in zip(places, values, strict=bool(places)):
                 if adds(s):
-                    pairs = list(zip(value, self.held(place), strict=True))
+                    pairs = list(zip(value, self.values_of(place), strict=True))
                     value = [a + b for a, b in pairs] if s.operand_left else [b + a for a, b in pairs]
                     self.stats.reduced[rank.number] += len(value)
                 self.ranks[place.rank].buffers[place.buf][place.lo : place.hi] = value
@@ -362,26 +362,26 @@ class Simulation:
         rank.depth += 1
         rank.steps, rank.unsent = None, []
 
-    def held(self, place: Slice) -> list:
+    def values_of(self, place: Slice) -> list:
         """The elements of a slice now."""
         return self.ranks[place.rank].buffers[place.buf][place.lo : place.hi]
 
-    def checked(self, rank, steps) -> list[Step]:
+    def check_round(self, rank, steps) -> list[Step]:
         """The steps of a round that do something, after the rules of steps.py have been checked."""
         r, size = rank.number, len(self.ranks)
 
-        def broken(what):
+        def refuse(what):
             raise RuleBroken(f"rank {r}, round {rank.round}: {what}")
 
         if wrong := mistake_in(steps):
-            broken(wrong)
+            refuse(wrong)
         if len(steps) > self.most:
-            broken(f"{len(steps):,} steps at once; {self.most:,} would be many")
+            refuse(f"{len(steps):,} steps at once; {self.most:,} would be many")
         steps = [s for s in steps if is_live(s)]
         for s in steps:
-            self.check_peers(s, r, size, broken)
+            self.check_peers(s, r, size, refuse)
             if isinstance(s, Barrier) and len(steps) > 1:
-                broken(f"{s} must be the only step of its round, beside it there is {steps[steps[0] is s]}")
+                refuse(f"{s} must be the only step of its round, beside it there is {steps[steps[0] is s]}")
         rank.places = [(reads(s, r), writes(s, r)) for s in steps]
         read = [(place, s) for s, (places, _) in zip(steps, rank.places, strict=True) for place in places]
         written = [(place, s) for s, (_, places) in zip(steps, rank.places, strict=True) for place in places]
@@ -390,45 +390,45 @@ class Simulation:
             held = owner.buffers.setdefault(place.buf, [])
             if place.buf not in owner.given:
                 if place.hi > SCRATCH_SIZE and isinstance(held, list):
-                    broken(
+                    refuse(
                         f"{s} reaches to element {place.hi:,} of {place.buf}{of(place, r)}: {SCRATCH_SIZE:,} are many"
                     )
                 held.extend([UNSET] * (place.hi - len(held)))
             if not 0 <= place.lo <= place.hi <= len(held):
-                broken(f"{s} reaches outside {place.buf}{of(place, r)}, which has {len(held)} elements")
+                refuse(f"{s} reaches outside {place.buf}{of(place, r)}, which has {len(held)} elements")
         for place, s in read:
             self.refuse_race(Access(r, rank.round, s, place, False), rank.clock)
         for place, s in written:
             self.refuse_race(Access(r, rank.round, s, place, True), rank.clock)
         for place, s in read + [(place, s) for place, s in written if adds(s)]:
-            if any(value is UNSET for value in self.held(place)):
+            if any(value is UNSET for value in self.values_of(place)):
                 yet = "" if place.rank == r else " yet: a Barrier behind what writes them says that they are there"
-                broken(f"{s} reads elements of {place.buf}{of(place, r)} that nothing wrote{yet}")
+                refuse(f"{s} reads elements of {place.buf}{of(place, r)} that nothing wrote{yet}")
         for i, (place, s) in enumerate(written):
             for other, t in written[:i]:
                 if overlap(place, other) and not (adds(s) and adds(t)):
-                    broken(f"{t} and {s} write the same elements")
+                    refuse(f"{t} and {s} write the same elements")
             for other, t in read:
                 sent = adds(s) and isinstance(t, Send)
                 in_place = s is t and isinstance(s, Compute)
                 if overlap(place, other) and not (sent or in_place):
-                    broken(f"{s} writes elements that {t} reads")
+                    refuse(f"{s} writes elements that {t} reads")
         return steps
 
-    def check_peers(self, s, r, size, broken):
+    def check_peers(self, s, r, size, refuse):
         """Refuse ranks that are not there, messages to oneself, and barriers without the one who comes."""
         if isinstance(s, Send | Recv | RecvReduce):
             if not 0 <= s.peer < size or s.peer == r:
                 alone = ": one rank has nobody to send to or receive from" if size == 1 else ""
-                broken(f"{s} names rank {s.peer}, which must be another rank of 0 ... {size - 1}{alone}")
+                refuse(f"{s} names rank {s.peer}, which must be another rank of 0 ... {size - 1}{alone}")
         elif isinstance(s, Barrier):
             named = range(size) if s.ranks is None else s.ranks
             if r not in named or not set(named) <= set(range(size)) or len(set(named)) < len(named):
-                broken(f"{s} must name ranks of 0 ... {size - 1}, each once and this one among them")
+                refuse(f"{s} must name ranks of 0 ... {size - 1}, each once and this one among them")
         elif isinstance(s, Copy | Reduce):
             for other in (s.of, s.to):
                 if other is not None and not 0 <= other < size:
-                    broken(f"{s} names rank {other}, which must be one of 0 ... {size - 1}")
+                    refuse(f"{s} names rank {other}, which must be one of 0 ... {size - 1}")
         elif not isinstance(s, Compute):
             raise TypeError(f"rank {r}: {s!r} is a step that the simulator does not know")
 
@@ -520,7 +520,7 @@ def take_messages(rank, wires, stats) -> set[int]:
     return taken_from
 
 
-def tell_deadlock(ranks, barriers, synchronous):
+def refuse_deadlock(ranks, barriers, synchronous):
     """Raise Deadlock, with who waits for whom and the cycle among them, if any rank has not finished."""
     waits, lines = {}, []
     for rank in ranks:
@@ -546,13 +546,13 @@ def tell_deadlock(ranks, barriers, synchronous):
     raise Deadlock("\n".join(lines), waits, cycle)
 
 
-def tell_leftover(wires):
+def refuse_unreceived(wires):
     unreceived = [message for wire in wires.values() for message in wire]
     if unreceived:
         ranks = [
             f"  from rank {m.sender.number}, round {m.round}, to rank {m.send.peer}: {m.send}" for m in unreceived[:8]
         ]
-        raise LeftOver("\n".join([f"{len(unreceived)} messages that nobody received", *ranks]))
+        raise UnreceivedMessages("\n".join([f"{len(unreceived)} messages that nobody received", *ranks]))
 
 
 class Blank:

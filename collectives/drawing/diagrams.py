@@ -27,11 +27,11 @@ import numpy as np
 from collectives.algorithms.registry import NODES
 from collectives.checking.simulator import (
     Deadlock,
-    LeftOver,
     LengthMismatch,
     Race,
     RuleBroken,
     ScheduleError,
+    UnreceivedMessages,
     simulate,
 )
 from collectives.drawing import arrows, marks
@@ -178,7 +178,7 @@ def kind_of(error) -> str:
     """What is wrong, in two words."""
     for kind, words in (
         (Deadlock, "ranks wait for ever"),
-        (LeftOver, "messages left behind"),
+        (UnreceivedMessages, "messages that no rank received"),
         (Race, "two ranks race"),
         (RuleBroken, "breaks a rule"),
         (LengthMismatch, "wrong length"),

@@ -2,7 +2,14 @@
 
 import pytest
 
-from collectives.checking.simulator import Deadlock, LeftOver, LengthMismatch, RuleBroken, find_cycle, simulate
+from collectives.checking.simulator import (
+    Deadlock,
+    LengthMismatch,
+    RuleBroken,
+    UnreceivedMessages,
+    find_cycle,
+    simulate,
+)
 from collectives.steps import Barrier, Copy, Recv, RecvReduce, Reduce, Send
 
 
@@ -86,7 +93,7 @@ def test_find_cycle_looks_past_ranks_that_only_wait_for_the_cycle():
 
 
 def test_left_over_messages():
-    with pytest.raises(LeftOver, match="to rank 1: Send"):
+    with pytest.raises(UnreceivedMessages, match="to rank 1: Send"):
         run([(Send(1, "x", 0, 1),)], [], synchronous=False)
 
 
