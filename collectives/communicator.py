@@ -14,6 +14,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial, wraps
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -60,6 +61,31 @@ PLANNED_BY = {
     plan_reductions.scan: ("Scan", "scan"),
     plan_reductions.exscan: ("Exscan", "exscan"),
 }
+
+
+def persistent_form(blocking: Callable, build: Callable) -> Callable[..., Any]:
+    """Return the persistent form of a collective: a method with the same parameters and, as in mpi4py, `info`.
+
+    Parameters
+    ----------
+    blocking : the blocking method
+    build : what plans it, a key of PLANNED_BY
+    """
+    *parameters, algorithm = [p for p in inspect.signature(blocking).parameters.values() if p.name != "keep"]
+    info = algorithm.replace(name="info", default=MPI.INFO_NULL, annotation=MPI.Info)
+    signature = inspect.Signature([*parameters, info, algorithm])
+    buffers = sum(p.default is p.empty for p in parameters) - 1  # self has no default, either
+
+    def method(*args, **kwargs):
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        self, *values, _, asked = given.arguments.values()
+        return self._persistent(build, asked, tuple(values[buffers:]), *values[:buffers])
+
+    name = f"{blocking.__name__}_init"
+    method.__name__, method.__qualname__, method.__signature__ = name, f"Communicator.{name}", signature
+    method.__doc__ = f"Return a persistent request for {blocking.__name__}; its buffers have the same elements."
+    return method
 
 
 class Communicator(MPI.Intracomm):
@@ -523,9 +549,15 @@ class Communicator(MPI.Intracomm):
             return getattr(MPI.Intracomm, f"I{name.lower()}")(self, *buffers, *more)
         return self._queue.start(operation, plan, buffers, *([plan.free] if key is None else []))
 
+    def _recvcounts(self, recvcounts, recvbuf):
+        """Return the elements of every rank's block, which the ranks send each other where they are not given."""
+        return self.allgather(incoming(recvbuf).count) if recvcounts is None else recvcounts
+
     def _persistent(self, build, algorithm, more, *buffers):
         """Plan the persistent form of a collective (collective): a schedule of ours, if "native" is not asked for."""
         self._prepared()
+        if build is plan_reductions.reduce_scatter:
+            more = self._recvcounts(more[0], buffers[1]), *more[1:]
         name, operation = PLANNED_BY[build]
         asked = self._planner.asked_in_flight(operation, algorithm)
         plan = self._waiting(self._new, None, build, asked, more, buffers)
@@ -591,7 +623,7 @@ class Communicator(MPI.Intracomm):
 
         `recvcounts` has the elements of every rank's block, whose sum sendbuf has; without it all ranks tell theirs.
         """
-        counts = self.allgather(incoming(recvbuf).count) if recvcounts is None else recvcounts
+        counts = self._recvcounts(recvcounts, recvbuf)
         return self._collective(plan_reductions.reduce_scatter, algorithm, (counts, op), sendbuf, recvbuf)
 
     def Reduce_scatter_block(
@@ -636,7 +668,7 @@ class Communicator(MPI.Intracomm):
 
         Without `recvcounts` ranks tell each other theirs first, and wait for it.
         """
-        counts = self.allgather(incoming(recvbuf).count) if recvcounts is None else recvcounts
+        counts = self._recvcounts(recvcounts, recvbuf)
         return self._start(plan_reductions.reduce_scatter, algorithm, (counts, op), sendbuf, recvbuf)
 
     def Ireduce_scatter_block(
@@ -647,103 +679,22 @@ class Communicator(MPI.Intracomm):
 
     # ------------------------------------------------ the persistent ones
 
-    def Barrier_init(self, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
-        """Return a persistent request for Barrier; its buffers have the same elements."""
-        return self._persistent(plan_moves.barrier, algorithm, ())
-
-    def Bcast_init(self, buf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
-        """Return a persistent request for Bcast; its buffers have the same elements."""
-        return self._persistent(plan_moves.broadcast, algorithm, (root,), buf)
-
-    def Scatter_init(
-        self, sendbuf, recvbuf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
-    ):
-        """Return a persistent request for Scatter; its buffers have the same elements."""
-        return self._persistent(plan_moves.scatter, algorithm, (root,), sendbuf, recvbuf)
-
-    def Scatterv_init(
-        self, sendbuf, recvbuf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
-    ):
-        """Return a persistent request for Scatterv; its buffers have the same elements."""
-        return self._persistent(plan_moves.scatterv, algorithm, (root,), sendbuf, recvbuf)
-
-    def Gather_init(self, sendbuf, recvbuf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
-        """Return a persistent request for Gather; its buffers have the same elements."""
-        return self._persistent(plan_moves.gather, algorithm, (root,), sendbuf, recvbuf)
-
-    def Gatherv_init(
-        self, sendbuf, recvbuf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
-    ):
-        """Return a persistent request for Gatherv; its buffers have the same elements."""
-        return self._persistent(plan_moves.gatherv, algorithm, (root,), sendbuf, recvbuf)
-
-    def Allgather_init(self, sendbuf, recvbuf, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
-        """Return a persistent request for Allgather; its buffers have the same elements."""
-        return self._persistent(plan_moves.allgather, algorithm, (), sendbuf, recvbuf)
-
-    def Allgatherv_init(self, sendbuf, recvbuf, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
-        """Return a persistent request for Allgatherv; its buffers have the same elements."""
-        return self._persistent(plan_moves.allgatherv, algorithm, (), sendbuf, recvbuf)
-
-    def Alltoall_init(self, sendbuf, recvbuf, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
-        """Return a persistent request for Alltoall; its buffers have the same elements."""
-        return self._persistent(plan_moves.alltoall, algorithm, (), sendbuf, recvbuf)
-
-    def Alltoallv_init(self, sendbuf, recvbuf, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
-        """Return a persistent request for Alltoallv; its buffers have the same elements."""
-        return self._persistent(plan_moves.alltoallv, algorithm, (), sendbuf, recvbuf)
-
-    def Reduce_init(
-        self,
-        sendbuf,
-        recvbuf,
-        op: MPI.Op = MPI.SUM,
-        root: int = 0,
-        info: MPI.Info = MPI.INFO_NULL,
-        algorithm: Algorithm = None,
-    ):
-        """Return a persistent request for Reduce; its buffers have the same elements."""
-        return self._persistent(plan_reductions.reduce, algorithm, (op, root), sendbuf, recvbuf)
-
-    def Allreduce_init(
-        self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
-    ):
-        """Return a persistent request for Allreduce; its buffers have the same elements."""
-        return self._persistent(plan_reductions.allreduce, algorithm, (op,), sendbuf, recvbuf)
-
-    def Reduce_scatter_init(
-        self,
-        sendbuf,
-        recvbuf,
-        recvcounts=None,
-        op: MPI.Op = MPI.SUM,
-        info: MPI.Info = MPI.INFO_NULL,
-        algorithm: Algorithm = None,
-    ):
-        """Return a persistent request for Reduce_scatter; its buffers have the same elements.
-
-        Without `recvcounts` each rank sends the others its own.
-        """
-        counts = self.allgather(incoming(recvbuf).count) if recvcounts is None else recvcounts
-        return self._persistent(plan_reductions.reduce_scatter, algorithm, (counts, op), sendbuf, recvbuf)
-
-    def Reduce_scatter_block_init(
-        self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
-    ):
-        """Return a persistent request for Reduce_scatter_block; its buffers have the same elements."""
-        return self._persistent(plan_reductions.reduce_scatter_block, algorithm, (op,), sendbuf, recvbuf)
-
-    def Scan_init(
-        self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
-    ):
-        """Return a persistent request for Scan; its buffers have the same elements."""
-        return self._persistent(plan_reductions.scan, algorithm, (op,), sendbuf, recvbuf)
-
-    def Exscan_init(
-        self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
-    ):
-        """Return a persistent request for Exscan; its buffers have the same elements."""
-        return self._persistent(plan_reductions.exscan, algorithm, (op,), sendbuf, recvbuf)
+    Barrier_init = persistent_form(Barrier, plan_moves.barrier)
+    Bcast_init = persistent_form(Bcast, plan_moves.broadcast)
+    Scatter_init = persistent_form(Scatter, plan_moves.scatter)
+    Scatterv_init = persistent_form(Scatterv, plan_moves.scatterv)
+    Gather_init = persistent_form(Gather, plan_moves.gather)
+    Gatherv_init = persistent_form(Gatherv, plan_moves.gatherv)
+    Allgather_init = persistent_form(Allgather, plan_moves.allgather)
+    Allgatherv_init = persistent_form(Allgatherv, plan_moves.allgatherv)
+    Alltoall_init = persistent_form(Alltoall, plan_moves.alltoall)
+    Alltoallv_init = persistent_form(Alltoallv, plan_moves.alltoallv)
+    Reduce_init = persistent_form(Reduce, plan_reductions.reduce)
+    Allreduce_init = persistent_form(Allreduce, plan_reductions.allreduce)
+    Reduce_scatter_init = persistent_form(Reduce_scatter, plan_reductions.reduce_scatter)
+    Reduce_scatter_block_init = persistent_form(Reduce_scatter_block, plan_reductions.reduce_scatter_block)
+    Scan_init = persistent_form(Scan, plan_reductions.scan)
+    Exscan_init = persistent_form(Exscan, plan_reductions.exscan)
 
 
 def file_of(function: Callable) -> str:
