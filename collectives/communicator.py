@@ -33,8 +33,8 @@ from collectives.node_memory.reduction import libraries_differ
 from collectives.progress import Calls, beside, in_flight, outside, where
 from collectives.running import plan_moves, plan_reductions
 from collectives.running.buffers import in_words, incoming
+from collectives.running.custom_schedules import compile_rounds
 from collectives.running.nonblocking import PersistentRequest, Queue
-from collectives.running.own_schedules import schedule
 from collectives.running.plan_cache import PlanCache, fingerprint
 from collectives.running.plan_reductions import can_share
 from collectives.running.planner import Planner
@@ -455,7 +455,7 @@ class Communicator(MPI.Intracomm):
             on every rank, where they name each other's buffers and may have no shared memory
         """
         self._prepared()
-        return self._waiting(schedule, self._planner, rounds, op, buffers, computations or {})
+        return self._waiting(compile_rounds, self._planner, rounds, op, buffers, computations or {})
 
     def Run(self, plan, name: str = "") -> None:
         """Carry out a plan of `compile`, once; every rank its own, in the same order. `name` is for the watchdog.

@@ -2,7 +2,7 @@
 
 From a call to the wire in one direction: the functions of plan_moves.py and plan_reductions.py read the arguments of a
 collective; the Planner of the communicator chooses the algorithm (selection.py), compiles its schedule (program.py) and
-binds it (plan.py). Schedules that a caller wrote come by way of own_schedules.py.
+binds it (plan.py). Schedules that a caller wrote come by way of custom_schedules.py.
 """
 
 from functools import cache, partial
@@ -21,8 +21,8 @@ from collectives.failures.revocation import register, unregister
 from collectives.node_memory.plans import LINE_BYTES, barrier_of, split_barrier_of
 from collectives.node_memory.reduction import by_numpy, libraries_differ, sum_into
 from collectives.node_memory.window import SharedWindow
+from collectives.running.custom_schedules import compile_function
 from collectives.running.nonblocking import tell
-from collectives.running.own_schedules import learned
 from collectives.steps import Barrier
 
 # Operations for which a (+) b and b (+) a are the same to the last bit (not MAX and MIN: one operand may be a NaN).
@@ -141,7 +141,7 @@ class Planner:
         """This rank's part in an algorithm; `count` is a number of elements or a tuple of blocks."""
         if callable(name):
             key = operation, name, count, itemsize, half, ordered, *options.items()
-            return self.programs.of(key, partial(learned, self, key, *key[:6], options))
+            return self.programs.of(key, partial(compile_function, self, key, *key[:6], options))
         entry = ALGORITHMS[operation][name]
         if NODES in entry.needs:
             options["nodes"] = self.nodes

@@ -1,8 +1,8 @@
 """Schedules that a caller wrote: run in the simulator first, so that wrong ones are refused before anything is sent.
 
-Two ways in: a generator function, which every rank calls for all ranks and so proves for itself (`learned`), and a
-rank's own rounds, which the ranks tell each other (`schedule`). Both find out which buffers ranks name of each other's:
-these lie where all ranks of the node see them.
+Two ways in: a generator function, which every rank calls for all ranks and so proves for itself (`compile_function`),
+and a rank's own rounds, which the ranks send each other (`compile_rounds`). Both find out which buffers ranks name of
+each other's: these lie where all ranks of the node see them.
 """
 
 from functools import partial
@@ -24,7 +24,7 @@ MOST_RANKS = 64  # of which each rank simulates a schedule
 MOST_STEPS = 20_000  # of all ranks together, likewise
 
 
-def learned(planner, key, operation, function, count, itemsize, half, ordered, options) -> Program:
+def compile_function(planner, key, operation, function, count, itemsize, half, ordered, options) -> Program:
     """This rank's program of a generator function that the caller gave, when every rank has proven it for itself.
 
     It is proven on symbols with few elements. Then it runs with all elements but without values: so messages match,
@@ -65,7 +65,7 @@ def learned(planner, key, operation, function, count, itemsize, half, ordered, o
     return program
 
 
-def schedule(planner, rounds, op, buffers, computations) -> Plan:
+def compile_rounds(planner, rounds, op, buffers, computations) -> Plan:
     """A schedule of the caller's own on named arrays (collective): wrong ones are refused on all ranks."""
     mistake, live, given, program = None, [], {}, None
     try:
@@ -79,22 +79,22 @@ def schedule(planner, rounds, op, buffers, computations) -> Plan:
         given = {name: message.count for name, message in messages.items()}
         program = Program(live, planner.rank, together=first.half)
         check_schedule(planner, live, program, given, computations)
-    except Exception as error:  # told to the others, who would wait for this rank
+    except Exception as error:  # sent to the others, who would wait for this rank
         mistake = error
     short = sum(map(len, live)) * planner.size <= MOST_STEPS
     near = any(shares_memory(step, planner.rank) for steps in live for step in steps)
-    told = planner.comm.allgather((str(mistake or ""), live if short else None, given, near))
+    answers = planner.comm.allgather((str(mistake or ""), live if short else None, given, near))
     if mistake:
         raise mistake
-    for rank, (said, *_) in enumerate(told):
-        if said:
-            raise ValueError(f"compile: rank {rank} has a mistake in its schedule: {said}")
-    every, lengths = [each[1] for each in told], [each[2] for each in told]
+    for rank, (message, *_) in enumerate(answers):
+        if message:
+            raise ValueError(f"compile: rank {rank} has a mistake in its schedule: {message}")
+    every, lengths = [each[1] for each in answers], [each[2] for each in answers]
     own = None
     if None not in every:
         simulate_lengths(every, lengths)
         program.named = named_by_others(every, planner.nodes)
-    elif sharing := [rank for rank, (*_, near) in enumerate(told) if near]:
+    elif sharing := [rank for rank, (*_, near) in enumerate(answers) if near]:
         raise ValueError(
             f"compile: rank {sharing[0]} has a Barrier or names others' buffers, in a schedule of more than "
             f"{MOST_STEPS:,} steps: too long to see that nothing races. Compile it in parts, or send messages"
@@ -105,7 +105,7 @@ def schedule(planner, rounds, op, buffers, computations) -> Plan:
         program = Program(live, planner.rank, together=first.half, shared=True)
         longest = {name: max(n, *(counts.get(name, 0) for counts in lengths)) for name, n in named.reach.items()}
         program.named = named._replace(reach=longest)
-        own = seen(planner, longest, {name: buffers.get(name) for name in longest}, first)
+        own = memory_for(planner, longest, {name: buffers.get(name) for name in longest}, first)
     memory = {name: message.bytes(0, message.count) for name, message in messages.items()}
     return planner.plan(program, memory, message=first, op=op, computations=computations, own=own)
 
@@ -126,7 +126,7 @@ def check_schedule(planner, rounds, program, given, computations) -> None:
                 )
 
 
-def seen(planner, lengths, arrays, message) -> dict[str, dict[int, MPI.buffer]]:
+def memory_for(planner, lengths, arrays, message) -> dict[str, dict[int, MPI.buffer]]:
     """Memory for what ranks name of each other's buffers: the arrays themselves where all ranks see those."""
     if planner._window is None and not planner.shares():
         raise OSError(f"compile: the schedule is for shared memory, and there is none: {planner.selection.refused}")
