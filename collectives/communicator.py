@@ -400,10 +400,10 @@ class Communicator(MPI.Intracomm):
         title = f"{operation} of {count:,} {dtype}, {selection.size} ranks {place}"
         if callable(asked):
             return f"{title}: {getattr(asked, '__name__', asked)}, because asked for", [asked]
-        half, ordered = dtype == np.float16, not op.Is_commutative()
+        float16, ordered = dtype == np.float16, not op.Is_commutative()
         properties = {
             "shareable": can_share(op, dtype),
-            "half": half,
+            "float16": float16,
             "numpy": libraries_differ(op, dtype),
         }
         call = Call(operation, count * dtype.itemsize, ordered=ordered, **properties)

@@ -124,7 +124,7 @@ class Call(NamedTuple):
     nbytes : of the whole vector; not used where `vector`, as ranks may know different numbers: it counts as long
     ordered : operands must be combined in rank order
     shareable : elements and operation are such that node memory can do it
-    half : float16, which the library cannot reduce, and which must not be rounded at every addition
+    float16 : elements that the library cannot reduce, and which must not be rounded at every addition
     numpy : the library may reduce some values otherwise than NumPy (reduction.py)
     private : its arrays are known not to be in memory that ranks share
     """
@@ -134,7 +134,7 @@ class Call(NamedTuple):
     vector: bool = False
     ordered: bool = False
     shareable: bool = True
-    half: bool = False
+    float16: bool = False
     numpy: bool = False
     private: bool = False
 
@@ -227,14 +227,14 @@ class Selection:
         if name == "native":
             unmet = {
                 "to be asked for": asked != "auto",
-                "more than float16, of which sums are rounded once": call.half,
+                "more than float16, of which sums are rounded once": call.float16,
                 "at most 2**31 - 1 elements": call.vector or call.nbytes > COUNTED,
                 "values that the library reduces as NumPy does": call.numpy,
             }
         elif name in NODE_MEMORY:
             near = self.place == "node" or (self.place == "nodes" and call.operation == "allreduce")
             unmet = {
-                "more than float16, of which sums are rounded once": call.half and automatic and self.place == "nodes",
+                "more than float16, of which sums are rounded once": call.float16 and automatic and self.place == "nodes",
                 "all ranks on one node": not near,
                 "node memory: only messages are sent": asked == "messages" or not self.memory,
                 f"node memory: {self.refused}": bool(self.refused),
@@ -247,7 +247,7 @@ class Selection:
             unmet = {
                 COMMUTATIVE.value: COMMUTATIVE in entry.needs and call.ordered,
                 EQUAL_BLOCKS.value: EQUAL_BLOCKS in entry.needs and call.vector,
-                "more than float16, of which sums are rounded once": call.half and automatic and not entry.rounds_once,
+                "more than float16, of which sums are rounded once": call.float16 and automatic and not entry.rounds_once,
             }
         return next((need for need, lacking in unmet.items() if lacking), "")
 

@@ -28,7 +28,7 @@ class Elements(NamedTuple):
     ----------
     datatype : MPI.Datatype
         float16 travels as MPI.UINT16_T, because MPI has no reductions for it
-    half : bool
+    float16 : bool
         whether they are float16
     itemsize : int
         bytes of an element, those included that MPI adds to the end of its pairs of numbers
@@ -37,7 +37,7 @@ class Elements(NamedTuple):
     """
 
     datatype: MPI.Datatype
-    half: bool
+    float16: bool
     itemsize: int
     dtype: np.dtype | None
 
@@ -90,7 +90,7 @@ class Message:
     slices : list of (lo, hi), in elements
         of each block, in the vector form only
     elements : Elements
-    datatype, half, itemsize
+    datatype, float16, itemsize
         of the elements
     """
 
@@ -102,7 +102,7 @@ class Message:
         if datatype is None:
             datatype = "B" if buf is None else typecode(buf)
         self.elements = elements_of_code(datatype) if isinstance(datatype, str) else elements_of(datatype)
-        self.datatype, self.half, self.itemsize, _ = self.elements
+        self.datatype, self.float16, self.itemsize, _ = self.elements
         have = memory.nbytes // self.itemsize if self.itemsize else 0
         self.slices: list[tuple[int, int]] = []
         self.memory = memory
@@ -184,7 +184,7 @@ def is_in_place(spec) -> bool:
 
 def name_of(message: Message) -> str:
     """The element type in words."""
-    return "float16" if message.half else message.datatype.Get_name() or "a derived datatype"
+    return "float16" if message.float16 else message.datatype.Get_name() or "a derived datatype"
 
 
 def in_words(spec, parts: int = 1) -> str:
@@ -218,7 +218,7 @@ def refuse_overlap(send: Message, recv: Message):
 
 def same_type(send: Message, recv: Message):
     """Refuse buffers of two element types."""
-    if send.datatype != recv.datatype or send.half != recv.half:
+    if send.datatype != recv.datatype or send.float16 != recv.float16:
         raise TypeError(f"the send buffer holds {name_of(send)}, the receive buffer {name_of(recv)}")
 
 

@@ -24,7 +24,7 @@ MOST_RANKS = 64  # of which each rank simulates a schedule
 MOST_STEPS = 20_000  # of all ranks together, likewise
 
 
-def compile_function(planner, key, operation, function, count, itemsize, half, ordered, options) -> Program:
+def compile_function(planner, key, operation, function, count, itemsize, float16, ordered, options) -> Program:
     """This rank's program of a generator function that the caller gave, when every rank has proven it for itself.
 
     It is proven on symbols with few elements. Then it runs with all elements but without values: so messages match,
@@ -60,7 +60,7 @@ def compile_function(planner, key, operation, function, count, itemsize, half, o
         raise
     named = named_by_others(every, planner.nodes)
     live = every[planner.rank] if named is None else between_barriers(every[planner.rank], planner.here)
-    program = Program(live, planner.rank, together=half, shared=named is not None)
+    program = Program(live, planner.rank, together=float16, shared=named is not None)
     program.named, program.key = named, key
     return program
 
@@ -77,7 +77,7 @@ def compile_rounds(planner, rounds, op, buffers, computations) -> Plan:
         for message in messages.values():
             same_type(first, message)
         given = {name: message.count for name, message in messages.items()}
-        program = Program(live, planner.rank, together=first.half)
+        program = Program(live, planner.rank, together=first.float16)
         check_schedule(planner, live, program, given, computations)
     except Exception as error:  # sent to the others, who would wait for this rank
         mistake = error
@@ -102,7 +102,7 @@ def compile_rounds(planner, rounds, op, buffers, computations) -> Plan:
     if program.named is not None:
         named = program.named
         live = between_barriers(live, planner.here)
-        program = Program(live, planner.rank, together=first.half, shared=True)
+        program = Program(live, planner.rank, together=first.float16, shared=True)
         longest = {name: max(n, *(counts.get(name, 0) for counts in lengths)) for name, n in named.reach.items()}
         program.named = named._replace(reach=longest)
         own = memory_for(planner, longest, {name: buffers.get(name) for name in longest}, first)

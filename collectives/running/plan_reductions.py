@@ -44,9 +44,9 @@ def operands(sendbuf, recvbuf):
 
 def choice(planner, operation, asked, message, count, op):
     """The algorithm for a reduction of so many elements; native where only the library can do it."""
-    if message.half and op.handle not in UFUNCS:
+    if message.float16 and op.handle not in UFUNCS:
         raise TypeError("float16 has SUM, PROD, MAX and MIN; for another operation convert to float32")
-    if not message.half:
+    if not message.float16:
         refuse_undefined(op, message.datatype)
     return planner.choose(
         asked,
@@ -54,7 +54,7 @@ def choice(planner, operation, asked, message, count, op):
         count * message.itemsize,
         ordered=ordered(op),
         shareable=can_share(op, message.elements.dtype),
-        half=message.half,
+        float16=message.float16,
         numpy=libraries_differ(op, message.elements.dtype),
     )
 
@@ -94,7 +94,9 @@ def everywhere(operation, planner, sendbuf, recvbuf, op, asked):
         keep = (x,)
     if send:
         before = [copying(x, send.bytes(0, send.count))]
-    program = planner.program(operation, name, recv.count, itemsize=recv.itemsize, half=recv.half, ordered=ordered(op))
+    program = planner.program(
+        operation, name, recv.count, itemsize=recv.itemsize, float16=recv.float16, ordered=ordered(op)
+    )
     return planner.plan(program, {"x": x}, before, (), keep, message=recv, op=op)
 
 
@@ -113,7 +115,7 @@ def reduce(planner, sendbuf, recvbuf, op, root, asked):
     if name in NODE_MEMORY:
         s, x = send and send.array(), message.array() if planner.rank == root else None
         return planner.window.reduce(s, x, op, root)
-    options = {"half": message.half, "ordered": ordered(op), "root": root}
+    options = {"float16": message.float16, "ordered": ordered(op), "root": root}
     program = planner.program("reduce", name, message.count, itemsize=message.itemsize, **options)
     x, before, keep = message.bytes(0, message.count), [], ()
     if planner.rank != root and (program.writes("x") or program.named):
@@ -160,7 +162,7 @@ def reduce_scatter(planner, sendbuf, recvbuf, counts, op, asked):
     x, extent = allocate(total * recv.itemsize), recv.itemsize
     before = [copying(x, source.bytes(0, total))]
     after = [copying(recv.bytes(0, own.stop - own.start), x[own.start * extent : own.stop * extent])]
-    program = planner.program("reduce_scatter", name, tuple(pairwise(ends)), half=recv.half, ordered=ordered(op))
+    program = planner.program("reduce_scatter", name, tuple(pairwise(ends)), float16=recv.float16, ordered=ordered(op))
     return planner.plan(program, {"x": x}, before, after, (x,), message=recv, op=op)
 
 

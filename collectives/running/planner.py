@@ -137,10 +137,10 @@ class Planner:
         if not 0 <= root < self.size:
             raise ValueError(f"root {root}: the communicator has ranks 0 ... {self.size - 1}")
 
-    def program(self, operation, name, *count, itemsize=1, half=False, ordered=False, **options) -> Program:
+    def program(self, operation, name, *count, itemsize=1, float16=False, ordered=False, **options) -> Program:
         """This rank's part in an algorithm; `count` is a number of elements or a tuple of blocks."""
         if callable(name):
-            key = operation, name, count, itemsize, half, ordered, *options.items()
+            key = operation, name, count, itemsize, float16, ordered, *options.items()
             return self.programs.of(key, partial(compile_function, self, key, *key[:6], options))
         entry = ALGORITHMS[operation][name]
         if NODES in entry.needs:
@@ -149,9 +149,9 @@ class Planner:
             options["segment"] = max(1, SEGMENT_BYTES // itemsize)
 
         def make():
-            return Program(entry.rounds(self.rank, self.size, *count, **options), self.rank, together=half)
+            return Program(entry.rounds(self.rank, self.size, *count, **options), self.rank, together=float16)
 
-        return self.programs.of((operation, name, count, half, *options.items()), make)
+        return self.programs.of((operation, name, count, float16, *options.items()), make)
 
     # ------------------------------------------------------------------------------------------ bound to memory
 

@@ -147,8 +147,8 @@ def test_a_new_entry_is_chosen_at_once_by_calls_that_meet_its_needs(tmp_path, mo
     assert selection.choose("auto", Call("scan", 100)) == "newest"
     found = selection.reason("auto", Call("scan", 100, ordered=True))
     assert found == ("doubling", f"newest needs {COMMUTATIVE.value}")
-    assert selection.choose("newest", Call("scan", 100, half=True)) == "newest", "as asked for"
-    assert selection.choose("auto", Call("scan", 100, half=True)) == "flat"
+    assert selection.choose("newest", Call("scan", 100, float16=True)) == "newest", "as asked for"
+    assert selection.choose("auto", Call("scan", 100, float16=True)) == "flat"
 
 
 def test_a_table_says_where_shared_arrays_are_faster():

@@ -72,12 +72,12 @@ def test_sums_are_rounded_once(comm, ranks):
         communicator.release()
 
 
-def test_half_is_chosen_where_ranks_do_not_share_memory():
+def test_what_rounds_once_is_chosen_where_ranks_do_not_share_memory():
     for nodes, shared in (([0, 0], True), ([0, 1], False), ([0, 0, 1, 1], False)):
         selection = Selection({}, nodes)
         for operation, name in ROUNDED_ONCE.items():
             for nbytes in (0, 100, 1 << 30):
-                chosen, why = selection.reason("auto", Call(operation, nbytes, half=True))
+                chosen, why = selection.reason("auto", Call(operation, nbytes, float16=True))
                 assert chosen == ("shared" if shared and operation not in ("scan", "exscan") else name)
                 assert "rounded once" in why or "default table says so" in why
-                assert selection.choose("ring", Call("allreduce", nbytes, half=True)) == "ring", "as asked for"
+                assert selection.choose("ring", Call("allreduce", nbytes, float16=True)) == "ring", "as asked for"
