@@ -30,7 +30,7 @@ from collectives.failures.revocation import register, unregister
 from collectives.failures.watchdog import COLLECTIVE, PEER, Watchdog, counting
 from collectives.node_memory.files import unlink_library_memory
 from collectives.node_memory.reduction import libraries_differ
-from collectives.progress import Calls, beside, in_flight, outside, where
+from collectives.progress import Calls, in_flight, outside, where, with_progress
 from collectives.running import plan_moves, plan_reductions
 from collectives.running.buffers import in_words, incoming
 from collectives.running.custom_schedules import compile_rounds
@@ -40,7 +40,7 @@ from collectives.running.plan_reductions import can_share
 from collectives.running.planner import Planner
 from collectives.running.shortcuts import shortcuts
 
-LATER = 10.0  # seconds after the watchdog that memory, and MPI's end, give up: they know less of who waits for whom
+MARGIN = 10.0  # seconds after the watchdog that memory, and MPI's end, give up: they know less of who waits for whom
 Algorithm = str | Callable | None  # of a call: a name, a generator function (rank, size, count, ...) of rounds, or auto
 # What plans a collective -> the name of its method, here and in the library, and of its operation in ALGORITHMS.
 PLANNED_BY = {
@@ -180,30 +180,30 @@ class Communicator(MPI.Intracomm):
     ):
         register(self)
         given = os.environ.get("RINGPROP_WATCH") if watch is None else watch
-        beside(self._prepare, progress, synchronous, algorithms, memory)
+        with_progress(self._prepare, progress, synchronous, algorithms, memory)
         limit = seconds(given or 0)
         if debug is None:
             debug = os.environ.get("RINGPROP_DEBUG", "0") not in ("", "0")
         selection = self._planner.selection
-        facts = {
+        settings = {
             "how to observe calls": {"watch": limit, "abort": abort, "debug": debug},
             "algorithms": selection.names,
             "the table of algorithms": selection.measured,
         }
-        told = beside(MPI.Intracomm(self).allgather, facts)
-        for rank, others in enumerate(told):  # some would wait for messages that others do not send
-            for what, first in told[0].items():
+        every = with_progress(MPI.Intracomm(self).allgather, settings)
+        for rank, others in enumerate(every):  # some would wait for messages that others do not send
+            for what, first in every[0].items():
                 if others[what] != first:
                     raise ValueError(f"ranks disagree on {what}: rank 0 has {first}, rank {rank} {others[what]}")
-        if len(told) > 1:
+        if len(every) > 1:
             unlink_library_memory()
             abort_on_exit()
-        if len(told) > 1 and limit and abort:
-            finalize_timeout(limit + LATER)
+        if len(every) > 1 and limit and abort:
+            finalize_timeout(limit + MARGIN)
         if given is not None:
-            self._planner.limit = limit + LATER if limit and abort else math.inf
+            self._planner.limit = limit + MARGIN if limit and abort else math.inf
         if limit or debug:
-            beside(self._observe, limit, abort, debug)
+            with_progress(self._observe, limit, abort, debug)
 
     def _observe(self, limit, abort, debug):
         """Note every call, for the watchdog and the check that ranks agree (failures)."""
@@ -260,7 +260,7 @@ class Communicator(MPI.Intracomm):
         native = MPI.Intracomm(self)
         native.allreduce(0)  # mpi4py's first of a communicator waits with the interpreter held, and nothing would move
         self._planner = Planner(register(native.Dup()), algorithms or {}, synchronous, memory)
-        self._planner.on_abort = self._left
+        self._planner.on_abort = self._abort
         self._cache, self.calls = PlanCache(), Calls()
         self._plans = self._cache  # in which calls look for theirs
         self._planner.forget_scratch = self._cache.drop_named
@@ -268,7 +268,7 @@ class Communicator(MPI.Intracomm):
         self._queue = Queue(progress)
         self._install_wrappers(True)
 
-    def _left(self, error, place):
+    def _abort(self, error, place):
         """A call has ended before its end: there is no later one, as that could take its messages for its own."""
         rank, place = self.Get_rank(), place or where(outside())
         if not self._broken:
@@ -299,7 +299,9 @@ class Communicator(MPI.Intracomm):
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> MPI.Intracomm:
         """The ranks of a group (collective over the group)."""
-        return beside(super().Create_group, group, tag)  # what is in flight here may need ranks that are not in it
+        return with_progress(
+            super().Create_group, group, tag
+        )  # what is in flight here may need ranks that are not in it
 
     def _like(self, comm, progress=None):
         """A communicator made of this one, with the same settings."""
@@ -316,7 +318,7 @@ class Communicator(MPI.Intracomm):
 
         The next collective makes them anew, with default settings.
         """
-        beside(self._release)
+        with_progress(self._release)
 
     def _release(self):
         if self._planner is not None:
@@ -340,7 +342,7 @@ class Communicator(MPI.Intracomm):
         """Free the plans, the private duplicate and the communicator itself (collective)."""
         self.release()
         unregister(self)
-        beside(super().Free)
+        with_progress(super().Free)
 
     def empty(self, shape: int | tuple[int, ...], dtype=float) -> np.ndarray:
         """An array of zeros in memory that the ranks of a node share, one for each rank, of one shape (collective).
@@ -482,7 +484,7 @@ class Communicator(MPI.Intracomm):
 
     def _prepared(self):
         if self._planner is None:
-            beside(self._prepare)
+            with_progress(self._prepare)
 
     def _waiting(self, call, *args, **kwargs):
         """What a call returns that waits for all ranks of this communicator: what they have begun here is done first.
@@ -493,7 +495,7 @@ class Communicator(MPI.Intracomm):
             return call(*args, **kwargs)
         if self._planner is not None:
             self._queue.finish()
-        return beside(call, *args, **kwargs)
+        return with_progress(call, *args, **kwargs)
 
     def _collective(self, build, algorithm, more, *buffers, keep=True):
         """Carry out a collective, which `build` plans: behind those that are in flight, which move meanwhile."""
@@ -545,7 +547,7 @@ class Communicator(MPI.Intracomm):
             self._planner.may_wait = True
         if plan is NATIVE:
             if self._queue.agreed is not None:
-                beside(self._queue.agreed, True)
+                with_progress(self._queue.agreed, True)
             return getattr(MPI.Intracomm, f"I{name.lower()}")(self, *buffers, *more)
         return self._queue.start(operation, plan, buffers, *([plan.free] if key is None else []))
 
@@ -646,10 +648,10 @@ class Communicator(MPI.Intracomm):
 
     # ------------------------------------------------ the nonblocking ones
 
-    def poke(self) -> None:
+    def progress(self) -> None:
         """Advance the nonblocking collectives in flight, without waiting."""
         if self._planner is not None:
-            self._queue.poke()
+            self._queue.advance()
 
     def Ibcast(self, buf, root: int = 0, algorithm: Algorithm = None):
         """Begin a Bcast: n elements on every rank. Returns its request."""

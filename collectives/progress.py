@@ -1,13 +1,13 @@
-"""What nonblocking collectives are in flight on this process, and who moves them while a call waits.
+"""What nonblocking collectives are in flight on this process, and what advances them while a call waits.
 
 MPI promises that what a process has begun goes on while the process waits, in whichever call: so ranks may wait in
 different orders. The library keeps that promise for its own messages, and not for our schedules, of which a rank must
 start the next message when one has come. Therefore
 
-- a Wait for a nonblocking collective moves those of all communicators (nonblocking.py), and so does whoever waits for
+- a Wait for a nonblocking collective advances those of all communicators (nonblocking.py), as does whoever waits for
   others in shared memory (flags.py);
-- a call that waits inside the library has a thread beside it that moves them: `beside`. It needs MPI.THREAD_MULTIPLE,
-  mpi4py's default; without it such calls move nothing.
+- a call that waits inside the library has a thread beside it that advances them: `with_progress`. It needs
+  MPI.THREAD_MULTIPLE, mpi4py's default; without it such calls advance nothing.
 
 Where nothing is in flight, nothing of this runs.
 """
@@ -28,14 +28,14 @@ INTERVAL = 0.2e-3  # seconds between two looks of a thread
 in_flight: set = set()  # queues (nonblocking.py) that hold a collective
 
 
-def move() -> None:
+def advance_all() -> None:
     """Advance all that is in flight as far as that goes without waiting."""
     for queue in tuple(in_flight):
-        queue.poke()
+        queue.advance()
 
 
 class ProgressThread:
-    """A thread that moves what is in flight while this process is in calls of the library."""
+    """A thread that advances what is in flight while this process is in calls of the library."""
 
     def __init__(self):
         self.calls, self.lock = 0, threading.Lock()
@@ -59,7 +59,7 @@ class ProgressThread:
 
     def _run(self):
         while self.wanted.wait() and not self.closed:
-            move()
+            advance_all()
             time.sleep(INTERVAL)
 
     def stop(self) -> None:
@@ -74,8 +74,8 @@ class ProgressThread:
 thread = ProgressThread()
 
 
-def beside(call: Callable, *args, **kwargs):
-    """What a call returns that waits inside the library; meanwhile a thread moves what is in flight."""
+def with_progress(call: Callable, *args, **kwargs):
+    """What a call returns that waits inside the library; meanwhile a thread advances what is in flight."""
     if not in_flight or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return call(*args, **kwargs)
     with thread:

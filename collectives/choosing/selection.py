@@ -234,7 +234,9 @@ class Selection:
         elif name in NODE_MEMORY:
             near = self.place == "node" or (self.place == "nodes" and call.operation == "allreduce")
             unmet = {
-                "more than float16, of which sums are rounded once": call.float16 and automatic and self.place == "nodes",
+                "more than float16, of which sums are rounded once": call.float16
+                and automatic
+                and self.place == "nodes",
                 "all ranks on one node": not near,
                 "node memory: only messages are sent": asked == "messages" or not self.memory,
                 f"node memory: {self.refused}": bool(self.refused),
@@ -247,7 +249,9 @@ class Selection:
             unmet = {
                 COMMUTATIVE.value: COMMUTATIVE in entry.needs and call.ordered,
                 EQUAL_BLOCKS.value: EQUAL_BLOCKS in entry.needs and call.vector,
-                "more than float16, of which sums are rounded once": call.float16 and automatic and not entry.rounds_once,
+                "more than float16, of which sums are rounded once": call.float16
+                and automatic
+                and not entry.rounds_once,
             }
         return next((need for need, lacking in unmet.items() if lacking), "")
 

@@ -21,7 +21,7 @@ from collectives.failures.aborted import Aborted, cause_of
 from collectives.failures.awake import Awake
 from collectives.failures.revocation import of_a_death
 from collectives.node_memory.files import open_first
-from collectives.progress import Calls, Doing, in_flight, move
+from collectives.progress import Calls, Doing, advance_all, in_flight
 
 CACHE_LINE = 128  # bytes: processors fetch cache lines in pairs
 CAUSE_BYTES = 512  # bytes for the cause for which a rank has aborted
@@ -298,7 +298,7 @@ class Flags:
             if rounds % 32 == 0:
                 probe(MPI.ANY_SOURCE, MPI.ANY_TAG)
                 if in_flight:
-                    move()
+                    advance_all()
                 self._refuse_aborted()
                 waited = clock.now()
                 if waited > 0.05:

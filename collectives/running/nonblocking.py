@@ -1,12 +1,12 @@
 """Collectives that run while the caller computes: Iallreduce, Ibcast, Iallgather, Ireduce_scatter.
 
     request = communicator.Iallreduce(MPI.IN_PLACE, bucket)
-    ... compute, now and then communicator.poke() ...
+    ... compute, now and then communicator.progress() ...
     request.Wait()
 
 The collectives of a communicator run one after another, in the order in which they were started: the order that MPI
-asks of all ranks, and one transfer at a time has the whole bandwidth. A collective is a list of calls (plan.py),
-and advancing it means to make those that need not wait. That is done by `poke`, by Test of any request, or, where the
+asks of all ranks, and one transfer at a time has the whole bandwidth. A collective is a list of calls (plan.py), and
+advancing it means to make those that need not wait. That is done by `progress`, by Test of any request, or, where the
 communicator was made with progress=True, by a thread that looks every 0.2 ms. A blocking collective of the same
 communicator, lower-case ones included, lets them finish first. Not so Send, Recv and Probe, which know nothing of them:
 where another rank has to Wait before it can answer, a thread or a Wait before is needed.
@@ -68,7 +68,7 @@ class Request:
     def Test(self) -> bool:
         """Advance what is in flight; say whether this collective is done."""
         if not self.done:
-            self.queue.poke()
+            self.queue.advance()
         if self.error:
             raise self.error
         return self.done
@@ -220,7 +220,7 @@ def waitall(requests: Iterable) -> None:
         if isinstance(request, Request):
             request.Wait()
         else:
-            progress.beside(request.Wait)
+            progress.with_progress(request.Wait)
 
 
 def testall(requests: Iterable) -> bool:
@@ -266,13 +266,13 @@ class Queue:
             self.filled.set()
             if len(self.waiting) == 1:
                 in_flight.add(self)
-            self.poke()
+            self.advance()
         if self.progress and self.thread is None:
             self.thread = threading.Thread(target=self._run, name="collectives", daemon=True)
             self.thread.start()
         return request
 
-    def poke(self) -> None:
+    def advance(self) -> None:
         """Advance the collectives in flight as far as that goes without waiting."""
         if self.deferred is not None:
             self.admit()
@@ -296,7 +296,7 @@ class Queue:
                         self.inside = False
                     self._end()
                 else:  # another rank may wait for those of other communicators before it comes to this one
-                    progress.move()
+                    progress.advance_all()
                     os.sched_yield()
 
     def _end(self):
@@ -311,7 +311,7 @@ class Queue:
     def _run(self):
         while not self.closed:
             self.filled.wait()
-            self.poke()
+            self.advance()
             time.sleep(INTERVAL)
 
     def close(self):
@@ -370,7 +370,7 @@ def end() -> None:
             tell(f"{me}: nor for {len(alike) - NAMED} more")
     until = time.monotonic() + (0 if failed else PATIENCE)
     while time.monotonic() < until and any(queue.waiting for queue in left):
-        progress.move()
+        progress.advance_all()
         time.sleep(1e-3)
     for queue in left:
         queue.stop()

@@ -315,7 +315,7 @@ class Sharded(Exchange):
         if self.prefetch:
             for ahead in self.order[self.at + 1 : self.at + 1 + self.prefetch]:
                 self._gather(ahead)
-            self.mesh.communicator.poke()
+            self.mesh.communicator.progress()
 
     def _gather(self, number: int) -> None:
         """Bring a unit into its buffer, or start on it."""

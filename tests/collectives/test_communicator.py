@@ -254,7 +254,7 @@ def test_arrays_given_after_a_call_was_left_bring_no_calls_back(comm):
     from collectives import Communicator
 
     communicator = Communicator(comm)
-    communicator._left(RuntimeError("left"), "here")
+    communicator._abort(RuntimeError("left"), "here")
     x = communicator.empty(10, "f4")
     with pytest.raises(RuntimeError, match="has aborted a collective"):
         communicator.Bcast(x)

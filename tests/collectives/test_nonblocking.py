@@ -74,7 +74,7 @@ def test_they_advance_while_the_caller_computes(comm, ranks):
             while not request.done and time.monotonic() < give_up:
                 time.sleep(1e-3)
                 if not thread:
-                    communicator.poke()
+                    communicator.progress()
             assert request.done
         else:
             request.Wait()
