@@ -83,7 +83,7 @@ class Plan:
         split_barrier: Callable | None = None,
         owners: Iterable[Callable] = (),
     ):
-        own = {name: allocate(n * extent) for name, n in program.reach.items() if name not in buffers}
+        own = {name: allocate(n * extent) for name, n in program.lengths.items() if name not in buffers}
         self.memory, self.datatype, self.extent, self.keep = buffers | own, datatype, extent, keep
         self.program, self.rank, self.combine, self.commutes = program, program.rank, combine, commutes
         self.sum_into, self.barrier, self.compute = sum_into, barrier, compute

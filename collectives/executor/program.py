@@ -5,7 +5,7 @@ then reductions follow in listed order, each when its operand has come. What is 
 it has left, so that the message carries the old value. Only then, when there is another message for the same rank, and
 before a barrier does a rank wait for its sends. And receives of the next round are started before those of this round
 are waited for, so that no cable is empty between rounds. Where elements are rounded (float16), the reductions of a
-round into one slice are made as one: `together`. Schedules in memory that ranks share are fused first (fusing.py).
+round into one slice are made as one: `round_once`. Schedules in memory that ranks share are fused first (fusing.py).
 
 A program knows neither addresses nor datatypes: one of an algorithm, a count and a root serves all buffers.
 """
@@ -73,7 +73,7 @@ class Program:
     ----------
     rounds : the rank's rounds
     rank : the rank itself
-    together : whether the reductions of a round into one slice are made as one
+    round_once : whether the reductions of a round into one slice are made as one
     shared : whether ranks touch each other's buffers, ordered by messages too: then a round is over before the next
     fused : whether copies and reductions between barriers are made as sums that write each slice once; where ranks
         touch each other's buffers, barriers alone must order that
@@ -82,7 +82,7 @@ class Program:
     ----------
     transfers : list of Transfer, each started and waited for as often as the instructions say
     instructions : list of Instruction; `steps.Reduce` may use up its operand where that is in LANDING
-    reach : buffer of this rank -> elements that the instructions name of it
+    lengths : buffer of this rank -> elements that the instructions name of it
     length : what it takes in memory, with an instruction or a transfer for a unit
     epochs : how many epochs of double-buffered slots the schedule takes, or two, four ... less
     named, key : of a schedule in shared memory, what ranks name of each other's buffers, and what it is the program of
@@ -101,11 +101,11 @@ class Program:
         self,
         rounds: Iterable[Round],
         rank: int = 0,
-        together: bool = False,
+        round_once: bool = False,
         shared: bool = False,
         fused: bool = False,
     ):
-        self.rank, self.together, self.shared = rank, together, shared
+        self.rank, self.round_once, self.shared = rank, round_once, shared
         self.transfers: list[Transfer] = []
         self.instructions: list[Instruction] = []
         self.sending: list[tuple[Send, list[int]]] = []  # sends that are not waited for yet
@@ -113,8 +113,8 @@ class Program:
         live = live_rounds(rounds, rank)
         for steps, following in pairwise([*(fuse(live, rank) if fused else live), []]):
             self.compile(steps, following)
-        self.sent(self.sending[:])
-        self.reach = self.reached()
+        self.wait_for_sends(self.sending[:])
+        self.lengths = self.lengths_named()
         slots = [s.buf for s in self.places() if s.buf in SLOTS]
         self.epochs = SLOTS.index(slots[-1]) + 1 if slots else 0  # the last one counts
         self.length = len(self.transfers) + len(self.instructions) + 8  # in memory, an empty one included
@@ -132,7 +132,7 @@ class Program:
                     if ahead:
                         message = ahead.pop(0)
                     else:
-                        self.settle(s)
+                        self.wait_for_readers(s)
                         message = self.transfer(False, s.peer, s.buf, s.lo, s.hi)
                         starts += message
                     arriving.append((s, message))
@@ -144,22 +144,22 @@ class Program:
                 case Reduce():
                     reductions.append((s, []))
                 case Copy() | Compute() | SumInto():
-                    self.settle(s)
+                    self.wait_for_readers(s)
                     local.append(s)
                 case Barrier():  # behind it others may write what is being sent
-                    self.sent(self.sending[:])
+                    self.wait_for_sends(self.sending[:])
                     local.append(s)
                 case _:
                     raise TypeError(f"rank {self.rank}: {s!r} is a step that a program cannot carry out")
         if sends:
             peers = {s.peer for s, _ in sends}
-            self.sent([item for item in self.sending if item[0].peer not in peers])
+            self.wait_for_sends([item for item in self.sending if item[0].peer not in peers])
             self.sending += sends
         self.instructions += [*map(Start, starts), *(Start(t) for _, message in sends for t in message), *local]
-        for s, messages in self.totals(reductions) if self.together else reductions:
-            self.settle(s)
+        for s, messages in self.sums_of(reductions) if self.round_once else reductions:
+            self.wait_for_readers(s)
             self.wait_for(messages)
-            self.instructions += [s] if self.together else split_reduction(s)
+            self.instructions += [s] if self.round_once else split_reduction(s)
         for s in () if self.shared else following:
             if not isinstance(s, Recv):
                 if isinstance(s, RecvReduce):
@@ -171,7 +171,7 @@ class Program:
             self.instructions += map(Start, self.ahead[-1])
         for _, message in arriving:
             self.wait_for(message)
-        self.sent(self.sending[:] if self.shared else self.sending[:-IN_FLIGHT])
+        self.wait_for_sends(self.sending[:] if self.shared else self.sending[:-IN_FLIGHT])
 
     def transfer(self, sends: bool, peer: int, buf: str, lo: int, hi: int) -> list[int]:
         """Transfers for one message: one, unless it is too long for one."""
@@ -188,12 +188,12 @@ class Program:
         place = Slice(message.buf, message.lo, message.hi, self.rank)
         return any(overlap(target, place) for target in self.touches(s))
 
-    def settle(self, s):
+    def wait_for_readers(self, s):
         """Wait for the sends that may still read what a step writes."""
         if self.sending:
-            self.sent([item for item in self.sending if self.overlaps(s, item[0])])
+            self.wait_for_sends([item for item in self.sending if self.overlaps(s, item[0])])
 
-    def sent(self, items: list[tuple[Send, list[int]]]):
+    def wait_for_sends(self, items: list[tuple[Send, list[int]]]):
         """Wait for some of the sends."""
         for item in items:
             self.sending.remove(item)
@@ -202,7 +202,7 @@ class Program:
     def wait_for(self, transfers: list[int]):
         self.instructions += map(Wait, transfers)
 
-    def totals(self, reductions: list[tuple[Reduce, list[int]]]) -> list[tuple[SumInto, list[int]]]:
+    def sums_of(self, reductions: list[tuple[Reduce, list[int]]]) -> list[tuple[SumInto, list[int]]]:
         """The reductions of a round with one for each slice, and the transfers that it waits for."""
         slices: dict[Slice, tuple[list[Slice], list[int]]] = {}
         for s, message in reductions:
@@ -224,7 +224,7 @@ class Program:
                 yield from reads(s, self.rank)
                 yield from writes(s, self.rank)
 
-    def reached(self) -> dict[str, int]:
+    def lengths_named(self) -> dict[str, int]:
         """Buffer of this rank -> how many elements of it are named."""
         ends: dict[str, int] = {}
         for s in self.places():

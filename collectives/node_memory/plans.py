@@ -159,8 +159,8 @@ def bind(window, what, schedule, count, given, op=None, peers=None, around=None,
     array = next((array for array in given.values() if array is not None), None)
     dtype = np.dtype(np.uint8) if array is None else array.dtype
     options |= {"slot": SLOT_BYTES // dtype.itemsize, "line": max(1, LINE_BYTES // dtype.itemsize)}
-    together = dtype == np.float16
-    program = compiled(schedule, ranks[window.rank], size, count, together, tuple(options.items()))
+    round_once = dtype == np.float16
+    program = compiled(schedule, ranks[window.rank], size, count, round_once, tuple(options.items()))
     buffers = {name: MPI.buffer(array) for name, array in given.items() if array is not None}
     for name, both in zip(SLOTS, zip(*window.slots, strict=True), strict=True):
         buffers |= {(name, rank): MPI.buffer(slot) for rank, slot in zip(ranks, both, strict=True)}
@@ -277,12 +277,12 @@ def disagreement(window, what: str, places: list) -> Disagreement:
 
 
 @lru_cache(maxsize=256)
-def compiled(schedule, rank, size, count, together, options) -> Program:
+def compiled(schedule, rank, size, count, round_once, options) -> Program:
     """Return a rank's program of a schedule, which is given those of the options that it takes."""
     known = signature(schedule).parameters
     counted = () if count is None else (count,)
     taken = {name: value for name, value in options if name in known}
-    return Program(schedule(rank, size, *counted, **taken), rank, together=together, fused=True)
+    return Program(schedule(rank, size, *counted, **taken), rank, round_once=round_once, fused=True)
 
 
 def blocks_of(window, total, counts):

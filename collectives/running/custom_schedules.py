@@ -60,7 +60,7 @@ def compile_function(planner, key, operation, function, count, itemsize, float16
         raise
     named = named_by_others(every, planner.nodes)
     live = every[planner.rank] if named is None else between_barriers(every[planner.rank], planner.here)
-    program = Program(live, planner.rank, together=float16, shared=named is not None)
+    program = Program(live, planner.rank, round_once=float16, shared=named is not None)
     program.named, program.key = named, key
     return program
 
@@ -77,7 +77,7 @@ def compile_rounds(planner, rounds, op, buffers, computations) -> Plan:
         for message in messages.values():
             same_type(first, message)
         given = {name: message.count for name, message in messages.items()}
-        program = Program(live, planner.rank, together=first.float16)
+        program = Program(live, planner.rank, round_once=first.float16)
         check_schedule(planner, live, program, given, computations)
     except Exception as error:  # sent to the others, who would wait for this rank
         mistake = error
@@ -102,9 +102,9 @@ def compile_rounds(planner, rounds, op, buffers, computations) -> Plan:
     if program.named is not None:
         named = program.named
         live = between_barriers(live, planner.here)
-        program = Program(live, planner.rank, together=first.float16, shared=True)
-        longest = {name: max(n, *(counts.get(name, 0) for counts in lengths)) for name, n in named.reach.items()}
-        program.named = named._replace(reach=longest)
+        program = Program(live, planner.rank, round_once=first.float16, shared=True)
+        longest = {name: max(n, *(counts.get(name, 0) for counts in lengths)) for name, n in named.lengths.items()}
+        program.named = named._replace(lengths=longest)
         own = memory_for(planner, longest, {name: buffers.get(name) for name in longest}, first)
     memory = {name: message.bytes(0, message.count) for name, message in messages.items()}
     return planner.plan(program, memory, message=first, op=op, computations=computations, own=own)
@@ -113,9 +113,9 @@ def compile_rounds(planner, rounds, op, buffers, computations) -> Plan:
 def check_schedule(planner, rounds, program, given, computations) -> None:
     """Refuse what this rank alone can see to be wrong."""
     for name, count in given.items():
-        if (reach := program.reach.get(name, 0)) > count:
+        if (needed := program.lengths.get(name, 0)) > count:
             raise ValueError(
-                f"compile: rank {planner.rank}'s schedule needs {reach} elements of {name}, which has {count}"
+                f"compile: rank {planner.rank}'s schedule needs {needed} elements of {name}, which has {count}"
             )
     for number, steps in enumerate(rounds):
         for s in steps:
@@ -146,7 +146,7 @@ def between_barriers(rounds: list[list[Step]], ranks: list[int]) -> list[list[St
 class Named(NamedTuple):
     """Buffers that ranks name of each other's: name -> elements that any names; which (name, owner) are written."""
 
-    reach: dict[str, int]
+    lengths: dict[str, int]
     written: set[tuple[str, int]]
 
 
@@ -163,7 +163,7 @@ def named_by_others(every, nodes) -> Named | None:
     ValueError
         Ranks on different nodes, which share no memory.
     """
-    reach: dict[str, int] = {}
+    lengths: dict[str, int] = {}
     named, written, barriers = set(), set(), False
     for rank, rounds in enumerate(every):
         for number, steps in enumerate(rounds):
@@ -179,10 +179,10 @@ def named_by_others(every, nodes) -> Named | None:
                     )
                 written |= {(place.buf, place.rank) for place in writes(s, rank)}
                 for place in places:
-                    reach[place.buf] = max(reach.get(place.buf, 0), place.hi)
+                    lengths[place.buf] = max(lengths.get(place.buf, 0), place.hi)
                     if place.rank != rank:
                         named.add(place.buf)
-    return Named({name: reach[name] for name in named}, written) if named or barriers else None
+    return Named({name: lengths[name] for name in named}, written) if named or barriers else None
 
 
 def shares_memory(step, rank) -> bool:

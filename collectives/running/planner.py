@@ -149,7 +149,7 @@ class Planner:
             options["segment"] = max(1, SEGMENT_BYTES // itemsize)
 
         def make():
-            return Program(entry.rounds(self.rank, self.size, *count, **options), self.rank, together=float16)
+            return Program(entry.rounds(self.rank, self.size, *count, **options), self.rank, round_once=float16)
 
         return self.programs.of((operation, name, count, float16, *options.items()), make)
 
@@ -221,8 +221,8 @@ class Planner:
         One array serves all algorithms, one call after another. It grows for an algorithm that needs more, on all ranks
         in the same call, as that has the same key on all; plans on the memory that it had before go.
         """
-        lengths = [-(-n * extent // LINE_BYTES) * LINE_BYTES for _, n in sorted(program.named.reach.items())]
-        ends = [0, *accumulate(lengths)]
+        lengths = (n * extent for _, n in sorted(program.named.lengths.items()))
+        ends = [0, *accumulate(-(-n // LINE_BYTES) * LINE_BYTES for n in lengths)]
         if ends[-1] > self.scratch_bytes or not self.scratch:
             if not self.may_wait:
                 raise ValueError("ranks wait to make the memory for others' buffers: call this blocking first")
@@ -231,7 +231,7 @@ class Planner:
             self.scratch = self.seen_by_all({"scratch": self.scratch_bytes})["scratch"]
         return {
             name: {rank: memory[at : at + n * extent] for rank, memory in self.scratch.items()}
-            for (name, n), at in zip(sorted(program.named.reach.items()), ends[:-1], strict=True)
+            for (name, n), at in zip(sorted(program.named.lengths.items()), ends[:-1], strict=True)
         }
 
     def seen_by_all(self, lengths: dict[str, int]) -> dict[str, dict[int, MPI.buffer]]:
