@@ -192,9 +192,9 @@ class Communicator(MPI.Intracomm):
         }
         every = with_progress(MPI.Intracomm(self).allgather, settings)
         for rank, others in enumerate(every):  # some would wait for messages that others do not send
-            for what, first in every[0].items():
-                if others[what] != first:
-                    raise ValueError(f"ranks disagree on {what}: rank 0 has {first}, rank {rank} {others[what]}")
+            for name, first in every[0].items():
+                if others[name] != first:
+                    raise ValueError(f"ranks disagree on {name}: rank 0 has {first}, rank {rank} {others[name]}")
         if len(every) > 1:
             unlink_library_memory()
             abort_on_exit()
@@ -206,7 +206,7 @@ class Communicator(MPI.Intracomm):
             with_progress(self._observe, limit, abort, debug)
 
     def _observe(self, limit, abort, debug):
-        """Note every call, for the watchdog and the check that ranks agree (failures)."""
+        """Register every call, for the watchdog and the check that ranks agree (failures)."""
         self._observed = {"watch": limit, "abort": abort, "debug": debug}
         native = MPI.Intracomm(self)
         if debug:
@@ -217,7 +217,7 @@ class Communicator(MPI.Intracomm):
         self._install_wrappers(not debug)
 
     def _install_wrappers(self, short: bool) -> None:
-        """Put before the methods what is to come before them: shortcuts, and what notes calls for the watchdog."""
+        """Put wrappers before the methods: shortcuts, and what registers calls for the watchdog."""
         for name in self._wrapped:
             del self.__dict__[name]
         front = {}
@@ -269,7 +269,7 @@ class Communicator(MPI.Intracomm):
         self._install_wrappers(True)
 
     def _abort(self, error, place):
-        """A call has ended before its end: there is no later one, as that could take its messages for its own."""
+        """Abort: every later call raises `Aborted`, as it could take messages of this one for its own."""
         rank, place = self.Get_rank(), place or where(outside())
         if not self._broken:
             self._broken = self._queue.broken = cause_of(error, f"rank {rank}", "a collective", f"at {place}: ")
@@ -286,25 +286,24 @@ class Communicator(MPI.Intracomm):
             ) from error
 
     def Dup(self, info: MPI.Info = MPI.INFO_NULL, progress: bool | None = None) -> "Communicator":
-        """The same ranks, with the same settings but for `progress` where that is given (collective)."""
+        """Return a communicator of the same ranks and settings, `progress` apart where that is given (collective)."""
         return self._like(self._waiting(super().Dup, info), progress)
 
     def Clone(self) -> "Communicator":
-        """The same as Dup (collective)."""
+        """Return a communicator of the same ranks and settings (collective)."""
         return self._like(self._waiting(super().Clone))
 
     def Split(self, color: int = 0, key: int = 0) -> "Communicator":
-        """The ranks of one color, in order of their keys, with the same settings (collective)."""
+        """Return a communicator of the ranks of one color, in order of their keys (collective)."""
         return self._like(self._waiting(super().Split, color, key))
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> MPI.Intracomm:
-        """The ranks of a group (collective over the group)."""
-        return with_progress(
-            super().Create_group, group, tag
-        )  # what is in flight here may need ranks that are not in it
+        """Return a communicator of the ranks of a group (collective over the group)."""
+        # What is in flight here may need ranks that are not in the group: it is not finished first.
+        return with_progress(super().Create_group, group, tag)
 
     def _like(self, comm, progress=None):
-        """A communicator made of this one, with the same settings."""
+        """Return `comm`, which was made of this communicator, with the same settings."""
         if comm == MPI.COMM_NULL or self._planner is None:
             return comm
         progress = self._queue.progress if progress is None else progress
@@ -345,7 +344,7 @@ class Communicator(MPI.Intracomm):
         with_progress(super().Free)
 
     def empty(self, shape: int | tuple[int, ...], dtype=float) -> np.ndarray:
-        """An array of zeros in memory that the ranks of a node share, one for each rank, of one shape (collective).
+        """Return zeros in memory that the ranks of a node share, an array for each rank, all of one shape (collective).
 
         Collectives on such arrays, or on the same part of them on every rank, need no copies inside a node. Of a
         communicator without `memory` they are ordinary ones.
@@ -371,12 +370,12 @@ class Communicator(MPI.Intracomm):
         return array
 
     def explain(self, operation: str, count: int, dtype="f4", op: MPI.Op = MPI.SUM, algorithm: Algorithm = None) -> str:
-        """Which algorithm a call runs, and why: explain("allreduce", 1000, "f4").
+        """Return which algorithm a call runs, why, and the files on its path: explain("allreduce", 1000, "f4").
 
         Each is a schedule that can be checked, priced and drawn, those in shared memory too; only "native" is not.
         `count` is the number of elements of the whole vector. ValueError for an operation or algorithm there is not.
 
-        The second line is the way of a call that is new, from file to file of this package: to read it in this order.
+        The second line is the path of a call that is new, from file to file of this package, in reading order.
         A call that has been seen before goes from communicator.py by running/plan_cache.py to executor/plan.py.
         """
         said, schedules = self._explanation(operation, count, dtype, op, algorithm)
@@ -414,13 +413,13 @@ class Communicator(MPI.Intracomm):
         if name not in NODE_MEMORY:
             return said, [] if name == "native" else [ALGORITHMS[operation][name].rounds]
         several = selection.place == "nodes"
-        texts = [
+        variants = [
             n for n, e in ALGORITHMS[operation].items() if SHARED_MEMORY in e.needs and (NODES in e.needs) == several
         ]
         if self._planner.library_for_private(name, asked, operation, call.nbytes):
-            texts = ["shared_arrays"]
-        said += f"; by where the arrays lie that is the schedule {' or '.join(texts)} of algorithms/shared.py"
-        return said, [ALGORITHMS[operation][text].rounds for text in texts]
+            variants = ["shared_arrays"]
+        said += f"; by where the arrays lie that is the schedule {' or '.join(variants)} of algorithms/shared.py"
+        return said, [ALGORITHMS[operation][variant].rounds for variant in variants]
 
     def compile(
         self,
