@@ -329,7 +329,7 @@ class Network:
         return cls.on(topology.from_edges(edges, hosts), **fields)
 
     def place_ranks(self, how: str | Sequence[int], seed: int = 0) -> "Network":
-        """The same network with its ranks placed otherwise.
+        """Return this network with its ranks placed on hosts by another rule.
 
         Parameters
         ----------
@@ -439,7 +439,7 @@ class Network:
         return min(1.0, 2 * nbytes * self.memory / seconds) if seconds else 0.0
 
     def with_ranks_per_node(self, ranks_per_node: int) -> "Network":
-        """The same links with another number of ranks a node."""
+        """Return this network with another number of ranks a node."""
         return dataclasses.replace(self, ranks_per_node=ranks_per_node)
 
     def save(self, file: str | Path) -> None:
