@@ -428,7 +428,7 @@ class Communicator(MPI.Intracomm):
         computations: dict[str, Callable] | None = None,
         **buffers: np.ndarray,
     ):
-        """A schedule of one's own as a plan for `Run` (collective): compile(rounds, x=gradients).
+        """Return a schedule of one's own as a plan for `Run` (collective): compile(rounds, x=gradients).
 
         Before anything is sent all ranks' parts are run against each other without values, so that messages that do
         not match, ranks that would wait for ever and races are refused on every rank.
@@ -734,7 +734,7 @@ def run(
 
 
 def waiting(name):
-    """A collective of the MPI library's own that lets ours finish first."""
+    """Return a collective of the MPI library's own, which lets ours finish first."""
     own = getattr(MPI.Intracomm, name)
 
     @wraps(own)

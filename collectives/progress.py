@@ -75,7 +75,7 @@ thread = ProgressThread()
 
 
 def with_progress(call: Callable, *args, **kwargs):
-    """What a call returns that waits inside the library; meanwhile a thread advances what is in flight."""
+    """Make a call that waits inside the library and return its result; a thread advances what is in flight."""
     if not in_flight or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return call(*args, **kwargs)
     with thread:
@@ -111,7 +111,7 @@ class Calls:
 
 
 def outside(frame: FrameType | None = None) -> FrameType | None:
-    """The innermost frame that is not of this package: where it was called."""
+    """Return the innermost frame that is not of this package: where it was called."""
     frame = frame or sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
         frame = frame.f_back

@@ -16,7 +16,7 @@ LARGEST = 4 << 20  # bytes of a file
 
 
 def read_json(file: str | Path) -> Any:
-    """What a regular file says.
+    """Return what a regular file says.
 
     Raises
     ------

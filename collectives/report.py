@@ -59,7 +59,7 @@ class Report:
 
     @property
     def right(self) -> bool:
-        """Whether no case was wrong."""
+        """Return whether no case was wrong."""
         return self.error is None
 
     def try_case(
@@ -110,7 +110,7 @@ class Report:
         return "\n".join(lines)
 
     def bounds(self, case: Case) -> tuple[float, float]:
-        """The fewest rounds, and elements that a rank must send or receive, that any algorithm can do with."""
+        """Return the fewest rounds, and elements that a rank must send or receive, that any algorithm can do with."""
         return tuple(
             lower_bound(self.operation, case.size, case.count, Network.hockney(*unit)) for unit in ((1, 0), (0, 1))
         )

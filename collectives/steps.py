@@ -137,14 +137,14 @@ NUMBERS, NAMES = (
 
 
 def rounds_of(rank: int, rounds: Iterable[Round]) -> Iterator[Round]:
-    """What an algorithm gave for a rank, or a TypeError: a function without `yield` gives None."""
+    """Return what an algorithm gave for a rank, or a TypeError: a function without `yield` gives None."""
     if not isinstance(rounds, Iterable):
         raise TypeError(f"rank {rank}: an algorithm is a generator of rounds, this one returned {rounds!r}")
     return iter(rounds)
 
 
 def mistake_in(steps: Round) -> str:
-    """What is no round or no step, or has a field of another kind than a step's; empty where all is well."""
+    """Return what is no round or no step, or has a field of another kind than a step's; empty where all is well."""
     if not isinstance(steps, tuple | list) or type(steps) in KINDS:
         return f"a round is a tuple of steps, (step,) where there is one, not {steps!r}"
     for s in steps:
@@ -173,12 +173,12 @@ def mistake_in(steps: Round) -> str:
 
 
 def is_live(step: Step) -> bool:
-    """Whether a step does anything; tools drop the others."""
+    """Return whether a step does anything; tools drop the others."""
     return type(step) is Barrier or type(step) is Compute or step.hi > step.lo
 
 
 def reads(step: Step, rank: int) -> list[Slice]:
-    """What a step of `rank` reads, besides what a reduction adds to (that it writes)."""
+    """Return what a step of `rank` reads, besides what a reduction adds to (that it writes)."""
     match step:
         case Send(_, buf, lo, hi):
             return [Slice(buf, lo, hi, rank)]
@@ -192,7 +192,7 @@ def reads(step: Step, rank: int) -> list[Slice]:
 
 
 def writes(step: Step, rank: int) -> list[Slice]:
-    """What a step of `rank` writes, or adds to."""
+    """Return what a step of `rank` writes, or adds to."""
     match step:
         case Recv() | RecvReduce():
             return [Slice(step.buf, step.lo, step.hi, rank)]
@@ -206,12 +206,12 @@ def writes(step: Step, rank: int) -> list[Slice]:
 
 
 def adds(step: Step) -> bool:
-    """Whether what a step writes is added to what is there."""
+    """Return whether what a step writes is added to what is there."""
     return isinstance(step, RecvReduce | Reduce)
 
 
 def overlap(a: Slice, b: Slice) -> bool:
-    """Whether two slices have elements in common."""
+    """Return whether two slices have elements in common."""
     return a.lo < b.hi and b.lo < a.hi and a.buf == b.buf and a.rank == b.rank
 
 

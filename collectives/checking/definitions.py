@@ -57,12 +57,12 @@ def all_elements(rank, size, count, root):
 
 
 def unwritten(count):
-    """What a receive buffer holds before."""
+    """Return what a receive buffer holds before."""
     return [((-1, i),) for i in range(count)]
 
 
 def placed(ranks, size, count):
-    """A vector with the blocks of these ranks in their places."""
+    """Return a vector with the blocks of these ranks in their places."""
     values = unwritten(total(count, size))  # what lies between blocks stays as it was
     for r in ranks:
         lo, hi = blocks(count, size)(r)
@@ -172,7 +172,7 @@ def compare(define: Operation, buffers: list[dict], stats: Stats, size: int, cou
 
 
 def prove_barrier(rounds, size, synchronous):
-    """A barrier is right when every rank has heard, directly or not, that every other has entered."""
+    """Prove a barrier, which is right when every rank has heard, directly or not, that every other has entered."""
     stats = simulate(
         lambda rank: rounds(rank, size), [{"x": [((r, 0),)]} for r in range(size)], synchronous, most_rounds(size, 1)
     )

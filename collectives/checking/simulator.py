@@ -132,17 +132,17 @@ class Stats:
 
     @property
     def moved(self) -> int:
-        """The most elements that any rank sent or received: what its link must carry in one direction."""
+        """Return the most elements that any rank sent or received: what its link must carry in one direction."""
         return max(max(self.sent), max(self.received))
 
     @property
     def barriers(self) -> int:
-        """The most barriers of any rank."""
+        """Return the most barriers of any rank."""
         return max(sum(isinstance(s, Barrier) for steps in rounds for s in steps) for rounds in self.history)
 
     @property
     def copied(self) -> int:
-        """The most elements that any rank copied or added in memory."""
+        """Return the most elements that any rank copied or added in memory."""
         moves = ([s for steps in rounds for s in steps if isinstance(s, Copy | Reduce)] for rounds in self.history)
         return max(sum(s.hi - s.lo for s in steps) for steps in moves)
 
@@ -231,7 +231,7 @@ def simulate(
 
 
 def named(rank: int, step: Compute, values: list[list]) -> list[list]:
-    """What a Compute writes, as symbols."""
+    """Return what a Compute writes, as symbols."""
     return [[((step.name, i),) for i in range(s.lo, s.hi)] for s in step.writes]
 
 
@@ -337,7 +337,7 @@ class Simulation:
         del self.barriers[tuple(sorted(here))]
 
     def round_is_over(self, rank) -> bool:
-        """Whether nothing is missing of a rank's round; takes the messages that have come."""
+        """Return whether nothing is missing of a rank's round; takes the messages that have come."""
         senders = take_messages(rank, self.wires, self.stats)
         if self.synchronous:
             self.ready.extend(sender for sender in senders if not self.ranks[sender].unsent)
@@ -363,11 +363,11 @@ class Simulation:
         rank.steps, rank.unsent = None, []
 
     def values_of(self, place: Slice) -> list:
-        """The elements of a slice now."""
+        """Return the elements of a slice now."""
         return self.ranks[place.rank].buffers[place.buf][place.lo : place.hi]
 
     def check_round(self, rank, steps) -> list[Step]:
-        """The steps of a round that do something, after the rules of steps.py have been checked."""
+        """Return the steps of a round that do something, after the rules of steps.py have been checked."""
         r, size = rank.number, len(self.ranks)
 
         def refuse(what):
@@ -449,7 +449,7 @@ class Simulation:
 
 
 def is_released(rank: Rank) -> bool:
-    """Whether a rank is in a round whose barrier is over."""
+    """Return whether a rank is in a round whose barrier is over."""
     return bool(rank.steps) and isinstance(rank.steps[0], Barrier) and not rank.barrier
 
 
@@ -459,7 +459,7 @@ def of(place: Slice, rank: int) -> str:
 
 
 def most_live(rank: int, rounds: list[list[Step]]) -> int:
-    """The most elements of scratch that will still be read; from the last round back to the first."""
+    """Return the most elements of scratch that will still be read; from the last round back to the first."""
     needed: dict[str, set[int]] = {}
     count = most = 0
     for steps in reversed(rounds):

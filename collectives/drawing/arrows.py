@@ -225,7 +225,7 @@ def lost_message(ax, flight: Flight, unit):
 
 
 def key_of(priced, nodes, network, wrong=()) -> list:
-    """The handles of the legend: what is in this picture, and nothing else."""
+    """Return the handles of the legend: what is in this picture, and nothing else."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

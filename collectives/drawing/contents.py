@@ -97,7 +97,7 @@ class Replay:
         self.pieces = np.unique(ends)
 
     def _given(self, rank, reached, block):
-        """The x of a rank at first: the whole vector, or its own block where nobody touches more than that."""
+        """Return the x of a rank at first: the whole vector, or its own block where nobody touches more than that."""
         lo, hi = block
         if reached > hi - lo or hi - lo == self.total:
             lo, hi = 0, self.total
@@ -162,7 +162,7 @@ class Replay:
         return [self._buffer(now[s.rank], s.buf).read(self._slice(s)) for s in reads(step, rank)]
 
     def _computed(self, now, step, rank, number):
-        """What a Compute writes, as changes."""
+        """Return what a Compute writes, as changes."""
         got, sources = self._read(now, step, rank), reads(step, rank)
         who = 0
         for ranks, _ in got:
@@ -182,7 +182,7 @@ class Replay:
         return np.diff(self.bounds[place.buf])[self._slice(place)]
 
     def _slice(self, place):
-        """The cells of a slice of elements."""
+        """Return the cells of a slice of elements."""
         return slice(*np.searchsorted(self.bounds[place.buf], (place.lo, place.hi)))
 
     def _buffer(self, held, name):
@@ -193,7 +193,7 @@ class Replay:
         return held[name]
 
     def at(self, rank: int, time: float) -> dict[str, Contents]:
-        """The buffers of a rank at a time."""
+        """Return the buffers of a rank at a time."""
         return self.states[rank][np.searchsorted(self.times[rank], time, side="right") - 1]
 
     def place(self, origins, lengths=1) -> float:

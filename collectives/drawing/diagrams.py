@@ -175,7 +175,7 @@ def draw_failure(algorithm: Callable, size: int, count: Blocks, error: ScheduleE
 
 
 def kind_of(error) -> str:
-    """What is wrong, in two words."""
+    """Return what is wrong, in two words."""
     for kind, words in (
         (Deadlock, "ranks wait for ever"),
         (UnreceivedMessages, "messages that no rank received"),
@@ -189,7 +189,7 @@ def kind_of(error) -> str:
 
 
 def said_briefly(error, inches) -> list[str]:
-    """The message of an error in lines for below a picture, at most eight."""
+    """Return the message of an error in lines for below a picture, at most eight."""
     message = str(error).splitlines()
     if isinstance(error, Deadlock) and len(message) > 4:  # the picture shows who waits for whom
         message = [message[0], *(["cycle: " + " -> ".join(map(str, error.cycle))] if error.cycle else message[1:3])]
@@ -198,7 +198,7 @@ def said_briefly(error, inches) -> list[str]:
 
 
 def draw_buffers(algorithm: Callable, size: int, count: Blocks, ax=None, *, title: str | None = None, **options):
-    """What the buffers of every rank hold: ranks across, rounds down.
+    """Draw what the buffers of every rank hold: ranks across, rounds down.
 
     Each square is one buffer: across it the vector, down it the ranks. A filled cell says that this rank's data is in
     this element; a column takes its full colour once it is as it will be at the end.
@@ -286,7 +286,7 @@ class Scene:
         return arrows.key_of(self.priced, self.nodes, self.network, wrong)
 
     def summary(self) -> str:
-        """What stands below the title: numbers, and what they are."""
+        """Return what stands below the title: numbers, and what they are."""
         priced, total = self.priced, self.replay.total
         in_rounds = self.network is ROUNDS
         rounds = int(priced.seconds) if in_rounds else priced.rounds  # local moves alone are no round of a drawing
@@ -306,7 +306,7 @@ class Scene:
         return "\n".join(filter(None, (" · ".join(words), "; ".join(meaning))))
 
     def most_copied(self) -> int:
-        """The most elements that a rank wrote in memory, its own or others'."""
+        """Return the most elements that a rank wrote in memory, its own or others'."""
         written = [0] * self.size
         for work in self.priced.trace.works:
             for place in reads(work.step, work.rank) and writes(work.step, work.rank):
@@ -327,7 +327,7 @@ def total_of(count: Blocks | None) -> int:
 
 
 def failure(algorithm, size, count, options) -> ScheduleError | None:
-    """What a simulation finds, of a vector that is short enough to simulate."""
+    """Return what a simulation finds, of a vector that is short enough to simulate."""
     total = total_of(count)
     if size * total > SIMULATED:
         return None

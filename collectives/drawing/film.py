@@ -48,7 +48,7 @@ def animate(
     title: str | None = None,
     **options,
 ) -> Path:
-    """The algorithm as a film: messages travel down the space-time diagram while the buffers above them fill.
+    """Draw the algorithm as a film: messages travel down the space-time diagram while the buffers above them fill.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def save_film(file: str | Path, pictures: Iterable, fps: int, title: str) -> Pat
 
 
 def in_letters(picture) -> str:
-    """A picture as text, for a page."""
+    """Return a picture as text, for a page."""
     held = io.BytesIO()
     picture.save(held, "png")
     return f'"data:image/png;base64,{base64.b64encode(held.getvalue()).decode()}"'

@@ -117,7 +117,7 @@ def plural(number, what):
 
 
 def draw_squares(ax, replay, names, rank, time, left, top, side=1.0):
-    """The buffers of a rank, side by side: {name: its image}."""
+    """Draw the buffers of a rank, side by side: {name: its image}."""
     from matplotlib.patches import Rectangle
 
     images = {}
@@ -132,7 +132,7 @@ def draw_squares(ax, replay, names, rank, time, left, top, side=1.0):
 
 
 def image_of(replay: Replay, name, rank, time):
-    """A buffer of a rank as colours (ranks, elements, 3), or None where that rank has none of that name."""
+    """Return a buffer of a rank as colours (ranks, elements, 3), or None where that rank has none of that name."""
     last, state = replay.states[rank][-1].get(name), replay.at(rank, time)
     if last is None or not (last.where != NOWHERE).any():
         return None

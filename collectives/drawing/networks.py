@@ -62,7 +62,7 @@ def positions(topology: Topology) -> dict:
 
 
 def draw_network(network: Network, size: int | None = None, priced: Price | None = None, ax=None, *, title: str = ""):
-    """The graph of a network with its ranks, channels as wide as they are fast.
+    """Draw the graph of a network with its ranks, channels as wide as they are fast.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def _axes_for(places: dict, below: float = 0.5, scale: float = 1.0):
 
 
 def _draw_cables(ax, topology: Topology, places: dict) -> list[tuple]:
-    """A line for each cable, as wide as it is fast: (line, its channel, the channel back or None)."""
+    """Draw a line for each cable, as wide as it is fast: (line, its channel, the channel back or None)."""
     widest, lines = max(channel.bandwidth for channel in topology.channels), []
     for i, channel in enumerate(topology.channels):
         back = topology.number.get((channel.target, channel.source))
@@ -135,7 +135,7 @@ def _draw_vertices(ax, network: Network, size: int, places: dict) -> None:
 
 
 def _arrow(ax, topology: Topology, places: dict, channel: int, colour, width: float = 2.2):
-    """An arrow along a channel, beside the middle of its cable, so that both directions can be seen."""
+    """Draw an arrow along a channel, beside the middle of its cable, so that both directions can be seen."""
     one, other = places[topology.channels[channel].source], places[topology.channels[channel].target]
     look = dict(arrowstyle="-|>", color=colour, lw=width, shrinkA=6, shrinkB=6, connectionstyle="arc3,rad=0.14")
     return ax.annotate("", other, one, arrowprops=look, zorder=4)
@@ -194,7 +194,7 @@ def draw_channels(network: Network, priced: Price, ax=None, *, title: str = "loa
 
 
 def draw_critical_path(network: Network, priced: Price, ax=None, *, title: str = "critical path"):
-    """The messages for which the last rank waited, on their channels: the first is violet, the last orange.
+    """Draw the messages for which the last rank waited, on their channels: the first is violet, the last orange.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ def draw_race(
     operation: str | None = "allreduce",
     title: str | None = None,
 ):
-    """Seconds of each algorithm against bytes, and what none can go below; in one call.
+    """Draw the seconds of each algorithm against bytes, and what none can go below; in one call.
 
     Parameters
     ----------
@@ -78,5 +78,5 @@ def draw_race(
 
 
 def is_algorithm(runner) -> bool:
-    """Whether it is to be priced: a generator function, or an entry of the registry."""
+    """Return whether it is to be priced: a generator function, or an entry of the registry."""
     return callable(runner) or isinstance(runner, Algorithm)

@@ -22,7 +22,7 @@ SAME = {
 
 
 def draw_timeline(events: Iterable[Mapping] | Price, ax=None, *, title: str = "timeline", counted_in: str = ""):
-    """What each rank did when: a bar for every event.
+    """Draw what each rank did when: a bar for every event.
 
     Parameters
     ----------

@@ -185,7 +185,7 @@ class Plan:
         return any(owner() is None for owner in self.owners)
 
     def whole(self, place: Slice, epoch: int = 0) -> MPI.buffer:
-        """The memory of the buffer that a slice is of."""
+        """Return the memory of the buffer that a slice is of."""
         name = SLOTS[SLOTS.index(place.buf) ^ epoch] if place.buf in SLOTS else place.buf
         return self.memory[name if place.rank == self.rank else (name, place.rank)]
 

@@ -180,11 +180,11 @@ class Program:
         return list(range(first, len(self.transfers)))
 
     def touches(self, s) -> list[Slice]:
-        """What a step or an instruction writes."""
+        """Return what a step or an instruction writes."""
         return list(s.targets) if isinstance(s, SumInto) else writes(s, self.rank)
 
     def overlaps(self, s, message: Send | Recv) -> bool:
-        """Whether what a step writes has elements in common with a message in flight."""
+        """Return whether what a step writes has elements in common with a message in flight."""
         place = Slice(message.buf, message.lo, message.hi, self.rank)
         return any(overlap(target, place) for target in self.touches(s))
 
@@ -203,7 +203,7 @@ class Program:
         self.instructions += map(Wait, transfers)
 
     def sums_of(self, reductions: list[tuple[Reduce, list[int]]]) -> list[tuple[SumInto, list[int]]]:
-        """The reductions of a round with one for each slice, and the transfers that it waits for."""
+        """Return the reductions of a round with one for each slice, and the transfers that it waits for."""
         slices: dict[Slice, tuple[list[Slice], list[int]]] = {}
         for s, message in reductions:
             (source,), (target,) = reads(s, self.rank), writes(s, self.rank)
@@ -233,7 +233,7 @@ class Program:
         return ends
 
     def writes(self, buf: str) -> bool:
-        """Whether it changes a buffer of this rank."""
+        """Return whether it changes a buffer of this rank."""
         return any(t.buf == buf and not t.sends for t in self.transfers) or any(
             s.buf == buf and s.rank == self.rank
             for i in self.instructions
@@ -243,7 +243,7 @@ class Program:
 
 
 def live_rounds(rounds: Iterable[Round], rank: int) -> list[list[Step]]:
-    """The rounds of a rank, less the steps that do nothing; ValueError where they do not end."""
+    """Return the rounds of a rank, less the steps that do nothing; ValueError where they do not end."""
     found = []
     for number, steps in enumerate(rounds_of(rank, rounds)):
         if wrong := mistake_in(steps):
@@ -255,7 +255,7 @@ def live_rounds(rounds: Iterable[Round], rank: int) -> list[list[Step]]:
 
 
 def split_reduction(s: Reduce) -> list[Reduce]:
-    """A reduction, cut where it is too long for one."""
+    """Return a reduction, cut where it is too long for one."""
     return [s._replace(lo=lo, hi=min(s.hi, lo + LONGEST), at=s.at + lo - s.lo) for lo in range(s.lo, s.hi, LONGEST)]
 
 
@@ -267,7 +267,7 @@ class Programs(dict):
         self.limit, self.length = limit, 0
 
     def of(self, key: Hashable, make: Callable[[], Program]) -> Program:
-        """The program of a key; `make` makes one that is not here."""
+        """Return the program of a key; `make` makes one that is not here."""
         program = self.pop(key, None)
         if program is None:
             program = make()

@@ -57,12 +57,12 @@ class Agreement:
 
 
 def absent(spec) -> bool:
-    """Whether a rank has no buffer of its own here."""
+    """Return whether a rank has no buffer of its own here."""
     return spec is None or spec is MPI.IN_PLACE
 
 
 def describe_call(name, method, communicator, args, kwargs, in_words) -> str:
-    """What all ranks must say alike of a call: operation, elements, datatype, op and root.
+    """Return what all ranks must say alike of a call: operation, elements, datatype, op and root.
 
     `in_words(buffer, parts)` says how many elements of what a buffer has.
     """

@@ -179,7 +179,7 @@ def abort(status: int, said: str):
 
 
 def status_of(code) -> int:
-    """The exit status that the interpreter gives for sys.exit(code)."""
+    """Return the exit status that the interpreter gives for sys.exit(code)."""
     return code & 0xFF if isinstance(code, int) else int(code is not None)
 
 

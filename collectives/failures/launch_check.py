@@ -21,7 +21,7 @@ class WorldError(RuntimeError):
 
 
 def nodes_of(comm) -> list[int]:
-    """For each rank the first rank on its node (collective)."""
+    """Return for each rank the first rank on its node (collective)."""
     from mpi4py import MPI
 
     from collectives.failures.revocation import register, unregister

@@ -37,7 +37,7 @@ def unregister(comm: MPI.Intracomm) -> MPI.Intracomm:
 
 
 def of_a_death(error: BaseException) -> bool:
-    """Whether MPI says by it that a rank has died, or that others have been told so."""
+    """Return whether MPI says by it that a rank has died, or that others have been told so."""
     if _made is not None and isinstance(error, Aborted):
         return error.death
     kinds = MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED

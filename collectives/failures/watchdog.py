@@ -63,7 +63,7 @@ NAMES = {getattr(MPI, name).handle: name for name in NAMES}  # of the operations
 
 
 def describe(value) -> str:
-    """An argument in a few words."""
+    """Return an argument in a few words."""
     if isinstance(value, MPI.Op):
         return NAMES.get(value.handle, "an operation of the user")
     if value is MPI.IN_PLACE:
@@ -78,7 +78,7 @@ def describe(value) -> str:
 
 
 def counting(name: str, method: Callable, calls: Calls, agree: Callable | None = None) -> Callable:
-    """A method that notes its calls; `agree(name, method, args, kwargs)` is called before each collective."""
+    """Return a method that notes its calls; `agree(name, method, args, kwargs)` is called before each collective."""
     collective = name in COLLECTIVE
 
     def call(*args, **kwargs):
@@ -108,7 +108,7 @@ def counting(name: str, method: Callable, calls: Calls, agree: Callable | None =
 
 
 def begun(queue, calls: Calls) -> list[str]:
-    """The nonblocking collectives in a queue that `calls` counts, in words."""
+    """Return the nonblocking collectives in a queue that `calls` counts, in words."""
     started = [(*request.started, request.place) for request in tuple(queue.waiting) if request.started]
     return [f"{one.name}, collective {one.number}, at {at}" for counted, one, at in started if counted is calls]
 
@@ -172,7 +172,7 @@ class Watchdog(threading.Thread):
             self.seen, self.since = begun, self.clock.now()
 
     def doing(self) -> Doing | None:
-        """The call that the rank is in, at the count `seen`."""
+        """Return the call that the rank is in, at the count `seen`."""
         while True:
             self.look()
             seen, doing = self.seen, self.calls.current
@@ -216,7 +216,7 @@ class Watchdog(threading.Thread):
         self.sending.append(self.comm.isend(what, rank, tag))
 
     def ask(self) -> dict[int, dict]:
-        """The states of all ranks that answer in time."""
+        """Return the states of all ranks that answer in time."""
         number, states = time.monotonic(), {self.rank: self.state()}
         for rank in range(self.size):
             if rank != self.rank:
@@ -232,7 +232,7 @@ class Watchdog(threading.Thread):
         return states
 
     def state(self) -> dict:
-        """What this rank is in."""
+        """Return what this rank is in."""
         doing, at = self.doing(), self.place()
         state = {"collectives": self.seen[0], "call": "", "at": at, "aborted": self.calls.aborted}
         state["begun"] = [said for queue in tuple(in_flight) for said in begun(queue, self.calls)]
@@ -255,7 +255,7 @@ class Watchdog(threading.Thread):
         return state
 
     def report(self, states: dict[int, dict]) -> str:
-        """The states in words: who is where, who is missing, and the cycle if there is one."""
+        """Return the states in words: who is where, who is missing, and the cycle if there is one."""
         own = states[self.rank]
         lines = [f"watchdog: rank {self.rank} has been in {own.get('name', 'a call')} for {self.limit:g} s"]
         waits: dict[int, list[int]] = {}
@@ -287,7 +287,7 @@ class Watchdog(threading.Thread):
         return "\n".join(lines)
 
     def missing(self, own, states) -> list[int]:
-        """The ranks that are not in the collective that one is in, nor past it, or that aborted it."""
+        """Return the ranks that are not in the collective that one is in, nor past it, or that aborted it."""
         number, name = own["collectives"], own.get("name")
         return [
             rank

@@ -21,7 +21,7 @@ LARGEST_WORD = (1 << 63) - 1
 
 
 def identity(status: os.stat_result) -> tuple[int, int]:
-    """What no two files of a system have in common, in words of 63 bits."""
+    """Return what no two files of a system have in common, in words of 63 bits."""
     return status.st_dev & LARGEST_WORD, status.st_ino & LARGEST_WORD
 
 

@@ -211,7 +211,7 @@ class Flags:
         return [(self.mine if rank == self.rank else line)[word] for rank, line in enumerate(self.lines)]
 
     def claim(self) -> int:
-        """The next number: 0, 1, 2, ... over all ranks of the node, none twice."""
+        """Return the next number: 0, 1, 2, ... over all ranks of the node, none twice."""
         try:
             if not self._locks():
                 self._wait(self.first, lambda _: self._locks(), "a claim")

@@ -29,7 +29,7 @@ WRAPPING = MPI.SUM.handle, MPI.PROD.handle
 
 
 def libraries_differ(op: MPI.Op, dtype: np.dtype | None) -> bool:
-    """Whether MPI libraries reduce some values otherwise than NumPy."""
+    """Return whether MPI libraries reduce some values otherwise than NumPy."""
     if dtype is None:
         return False
     if dtype.kind == "f":

@@ -126,7 +126,7 @@ class SharedWindow:
         self.on_abort(error, place)
 
     def empty(self, shape: int | tuple[int, ...], dtype=float) -> np.ndarray:
-        """An array of zeros in shared memory, one for each rank, all of one shape (collective).
+        """Return an array of zeros in shared memory, one for each rank, all of one shape (collective).
 
         Collectives on it, or on the same contiguous part of it on every rank, need no copies. The memory goes when
         nothing refers to the array any more on any rank; a Communicator lets go of its plans when it makes a new one.
@@ -217,7 +217,7 @@ class SharedWindow:
 
 
 def shape_of(shape) -> tuple[int, ...]:
-    """A shape as a tuple, without negative lengths."""
+    """Return a shape as a tuple, without negative lengths."""
     shape = tuple(map(int, shape)) if np.iterable(shape) else (int(shape),)
     if min(shape, default=0) < 0:
         raise ValueError(f"shape {shape}: an array has no negative lengths")
@@ -230,7 +230,7 @@ def huge_page_size() -> int:
 
 
 def open_together(flags: Flags, nbytes: int, kind: int = 0) -> int:
-    """An anonymous file that every rank has open (collective); returns this rank's descriptor of it."""
+    """Open an anonymous file on every rank (collective); return this rank's descriptor of it."""
 
     def created():
         if flags.rank:
@@ -290,6 +290,6 @@ def refuse_more_than_there_is(nbytes):
 
 
 def meminfo(name, default):
-    """A line of /proc/meminfo, in bytes."""
+    """Return a line of /proc/meminfo, in bytes."""
     with open("/proc/meminfo") as lines:
         return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), default)

@@ -36,7 +36,7 @@ class Stage:
         self.rank, self.first, self.last = rank, rank == 0, rank == size - 1
 
     def compute(self, kind: str, i: int) -> Compute:
-        """The computation of an action."""
+        """Return the computation of an action."""
         gradient = [] if self.last else ["gradient"]
         reads, writes = {
             "F": (["x" if self.first else "in"], ["kept"] + ([] if self.last else ["out"])),
@@ -48,7 +48,7 @@ class Stage:
         return Compute(f"{kind}{i}", *slices, SECONDS[kind])
 
     def receive(self, kind: str, i: int) -> list[Recv]:
-        """What has to come before an action."""
+        """Return what has to come before an action."""
         if kind == "F" and not self.first:
             return [Recv(self.rank - 1, "in", i, i + 1)]
         if kind in "BI" and not self.last:
@@ -56,7 +56,7 @@ class Stage:
         return []
 
     def send(self, kind: str, i: int) -> list[Send]:
-        """What others wait for after an action."""
+        """Return what others wait for after an action."""
         if kind == "F" and not self.last:
             return [Send(self.rank + 1, "out", i, i + 1)]
         if kind in "BI" and not self.first:
@@ -97,18 +97,18 @@ def pass_on(rank: int, size: int, step: Compute, values: list, kinds: str = "FB"
 
 
 def needs(step: Compute) -> tuple:
-    """What an action reads, writes and takes, wherever in the buffers it does."""
+    """Return what an action reads, writes and takes, wherever in the buffers it does."""
     reads, writes = (sorted((s.buf, s.hi - s.lo) for s in slices) for slices in (step.reads, step.writes))
     return reads, writes, step.seconds
 
 
 def shown(value: tuple) -> str:
-    """A symbol in words."""
+    """Return a symbol in words."""
     return " + ".join(f"what {made} made of micro-batch {i}" if made else f"micro-batch {i}" for made, i in value)
 
 
 def micro_batches(rank: int, size: int, count: int, root: int) -> dict:
-    """The first stage has all of them."""
+    """Return what each stage has: the first one has all micro-batches."""
     return {"x": [((0, i),) for i in range(count)]} if rank == 0 else {}
 
 

@@ -69,7 +69,7 @@ def elements_of_code(code: str) -> Elements:
 
 
 def is_contiguous(datatype: MPI.Datatype) -> bool:
-    """Whether a datatype is one of MPI's own, or several of such one after another."""
+    """Return whether a datatype is one of MPI's own, or several of such one after another."""
     if datatype.is_predefined:
         return True
     base, combiner, _ = datatype.decode()
@@ -123,11 +123,11 @@ class Message:
             raise ValueError(f"message: buffer of {have} elements is too small for {need} of {name_of(self)}")
 
     def bytes(self, lo: int, hi: int) -> MPI.buffer:
-        """The memory of elements lo ... hi - 1, without keeping its owner alive."""
+        """Return the memory of elements lo ... hi - 1, without keeping its owner alive."""
         return MPI.buffer.fromaddress(self.address + lo * self.itemsize, max(0, hi - lo) * self.itemsize)
 
     def array(self, count: int | None = None) -> np.ndarray:
-        """The first `count` elements as an array, by default all."""
+        """Return the first `count` elements as an array, by default all."""
         return array(self.bytes(0, self.count if count is None else count), self.elements.dtype)
 
 
@@ -166,7 +166,7 @@ def vector_slices(counts, displacements, have, parts) -> list[tuple[int, int]]:
 
 
 def typecode(buf) -> str:
-    """The element type of an object that came without a datatype."""
+    """Return the element type of an object that came without a datatype."""
     try:
         return memoryview(buf).format
     except TypeError:
@@ -178,28 +178,28 @@ def typecode(buf) -> str:
 
 
 def is_in_place(spec) -> bool:
-    """Whether a rank gives no buffer of its own."""
+    """Return whether a rank gives no buffer of its own."""
     return spec is None or spec is MPI.IN_PLACE
 
 
 def name_of(message: Message) -> str:
-    """The element type in words."""
+    """Return the element type in words."""
     return "float16" if message.float16 else message.datatype.Get_name() or "a derived datatype"
 
 
 def in_words(spec, parts: int = 1) -> str:
-    """How many elements of what a buffer has, in each of so many parts."""
+    """Return how many elements of what a buffer has, in each of so many parts."""
     message = outgoing(spec, parts)
     return f"{message.count} of {name_of(message)}"
 
 
 def outgoing(spec, parts: int = 1, vector: bool = False) -> Message:
-    """The message of a buffer that is read."""
+    """Return the message of a buffer that is read."""
     return Message(spec, parts, vector)
 
 
 def incoming(spec, parts: int = 1, vector: bool = False) -> Message:
-    """The message of a buffer that is written."""
+    """Return the message of a buffer that is written."""
     message = Message(spec, parts, vector)
     if message.memory.readonly:
         raise BufferError("message: the receive buffer is read-only")
@@ -223,7 +223,7 @@ def same_type(send: Message, recv: Message):
 
 
 def touched(message: Message, low: int, high: int) -> np.ndarray:
-    """Which bytes from one address to another belong to a message."""
+    """Return which bytes from one address to another belong to a message."""
     marks = np.zeros(message.nbytes, bool)
     for lo, hi in message.slices or [(0, message.length)]:
         marks[lo * message.itemsize : hi * message.itemsize] = True
@@ -251,7 +251,7 @@ def as_bytes(message: Message, slices) -> Bytes:
 
 
 def whole(message: Message) -> MPI.buffer:
-    """All of a message."""
+    """Return all of a message."""
     return message.bytes(0, message.count)
 
 

@@ -66,7 +66,7 @@ def compile_function(planner, key, operation, function, count, itemsize, float16
 
 
 def compile_rounds(planner, rounds, op, buffers, computations) -> Plan:
-    """A schedule of the caller's own on named arrays (collective): wrong ones are refused on all ranks."""
+    """Return a schedule of the caller's own on named arrays (collective): wrong ones are refused on all ranks."""
     mistake, live, given, program = None, [], {}, None
     try:
         live = live_rounds(rounds, planner.rank)
@@ -151,7 +151,7 @@ class Named(NamedTuple):
 
 
 def named_by_others(every, nodes) -> Named | None:
-    """What ranks name of each other's buffers; None for a schedule without shared memory.
+    """Return what ranks name of each other's buffers; None for a schedule without shared memory.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def named_by_others(every, nodes) -> Named | None:
 
 
 def shares_memory(step, rank) -> bool:
-    """Whether a step is a Barrier or names other ranks' buffers."""
+    """Return whether a step is a Barrier or names other ranks' buffers."""
     return isinstance(step, Barrier) or any(place.rank != rank for place in reads(step, rank) + writes(step, rank))
 
 
