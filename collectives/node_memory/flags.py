@@ -11,6 +11,7 @@ into its words for barriers. Every rank that waits for it, then or later, raises
 """
 
 import fcntl
+import hashlib
 import os
 import time
 from enum import IntEnum
@@ -35,6 +36,11 @@ def marks_of(signature: int) -> tuple[int, int]:
 
 
 UNSIGNED = marks_of(0)
+
+
+def signature_of(text: str) -> tuple[int, int]:
+    """Return what a rank shows of a call in words, for `Flags.signed_barrier`."""
+    return marks_of(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little"))
 
 
 class Word(IntEnum):

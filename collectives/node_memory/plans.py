@@ -8,7 +8,6 @@ At the first barrier of a call every rank shows a signature of operation, count,
 the same part of a shared array, or none does. Differences are refused on every rank, before any data moves.
 """
 
-import hashlib
 from collections.abc import Callable
 from functools import lru_cache, partial
 from inspect import signature
@@ -20,7 +19,7 @@ from mpi4py import MPI
 from collectives.algorithms import shared
 from collectives.executor.plan import Disagreement, Plan
 from collectives.executor.program import Program
-from collectives.node_memory.flags import UNSIGNED, marks_of
+from collectives.node_memory.flags import UNSIGNED, signature_of
 from collectives.node_memory.reduction import operation, sum_into
 from collectives.steps import SLOTS, Barrier, chunk
 
@@ -248,8 +247,7 @@ def first_barrier(window, what: str, places: list, epochs: int) -> tuple[Callabl
 
     It raises Disagreement on every rank where the signatures of the ranks differ.
     """
-    digest = hashlib.blake2b(f"{what} at {places}".encode(), digest_size=7).digest()
-    marks, signed_barrier = marks_of(int.from_bytes(digest, "little")), window.flags.signed_barrier
+    marks, signed_barrier = signature_of(f"{what} at {places}"), window.flags.signed_barrier
 
     def agree(same=None):
         same = signed_barrier(marks, what) if same is None else same

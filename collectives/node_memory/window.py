@@ -32,7 +32,7 @@ from collectives.failures.aborted import cause_of
 from collectives.failures.revocation import of_a_death, register, unregister
 from collectives.node_memory import plans
 from collectives.node_memory.files import identity, map_file, open_that
-from collectives.node_memory.flags import Flags, Word
+from collectives.node_memory.flags import Flags, Word, signature_of
 from collectives.node_memory.plans import SLOT_BYTES
 from collectives.progress import Calls
 
@@ -137,12 +137,15 @@ class SharedWindow:
             Shapes or dtypes that differ between ranks; a negative length.
         OSError
             Not enough memory, or ranks that may not see each other's files in /proc.
+        TimeoutError
+            Ranks that do not come within `limit`.
         """
         shape, dtype = shape_of(shape), np.dtype(dtype)
-        requests = self.comm.allgather((shape, dtype.str))
-        for rank, other in enumerate(requests):
-            if other != requests[0]:
-                raise ValueError(f"empty: rank 0 asks for {requests[0]}, rank {rank} for {other}")
+        request = f"empty{shape, dtype.str}"
+        if not self.flags.signed_barrier(signature_of(request), request):
+            requests = self.comm.allgather(request)
+            rank = next(rank for rank, other in enumerate(requests) if other != requests[0])
+            raise ValueError(f"ranks disagree: rank 0 calls {requests[0]}, rank {rank} {requests[rank]}")
         nbytes = math.prod(shape) * dtype.itemsize
         memory = self._map(max(nbytes, 1))
         own = np.frombuffer(memoryview(memory[self.rank]), np.uint8)

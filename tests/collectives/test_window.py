@@ -230,6 +230,22 @@ def test_shared_arrays_are_given_by_all_ranks_or_by_none(window, comm):
         np.testing.assert_array_equal(part, expected("SUM", comm.size, count, "f4"))
 
 
+@pytest.mark.mpi(ranks=2)
+def test_a_rank_that_makes_no_array_keeps_no_other_waiting_for_ever(comm):
+    from collectives.failures.aborted import Aborted
+    from collectives.node_memory.window import SharedWindow
+
+    window = SharedWindow(comm, limit=0.5)
+    if comm.rank == 0:
+        with pytest.raises(TimeoutError, match=r"waited .* in empty\(\(3,\), '<f8'\): rank 1 of 2 did not come"):
+            window.empty(3)
+    comm.Barrier()
+    if comm.rank == 1:
+        with pytest.raises(Aborted, match="rank 0 has aborted empty"):
+            window.empty(3)
+    window.free()
+
+
 @pytest.mark.mpi(ranks=3)
 def test_what_is_refused(window, comm):
     from mpi4py import MPI
@@ -258,7 +274,7 @@ def test_what_is_refused(window, comm):
     call = window.broadcast(x) if comm.rank else window.allreduce(None, x)
     with pytest.raises(ValueError, match=r"rank 0 calls allreduce.*rank 1 calls broadcast\(10 float32, root 0\)"):
         call()
-    with pytest.raises(ValueError, match=r"rank 0 asks for \(\(4,\), '<f4'\), rank 1 for"):
+    with pytest.raises(ValueError, match=r"rank 0 calls empty\(\(4,\), '<f4'\), rank 1 empty\(\(5,"):
         window.empty(4 + comm.rank, "f4")
     for make in (window.empty, window.common):
         with pytest.raises(ValueError, match=r"shape \(4, -1\): an array has no negative lengths"):
