@@ -2,10 +2,10 @@
 
 The forms are mpi4py's (its documentation, "Communicating memory buffers"): an object with the buffer protocol, or
 DLPack in this machine's memory; [data, datatype], [data, count, datatype], [data, (count, displacement), datatype]; and
-for the vector methods [data, counts, displacements, datatype] with sequences. Refused, as only the MPI library can use
-them (algorithm="native" on every rank): memory of another device, and derived datatypes that are not contiguous. A
-message names memory by its address and keeps nothing alive: the caller's buffer is alive while the call that it was
-given to lasts.
+for the vector methods [data, counts, displacements, datatype] with sequences. Memory of another device, by the CUDA
+array interface, is the MPI library's: a call with it is mpi4py's own, on all ranks. Derived datatypes that are not
+contiguous are refused: algorithm="native" on every rank takes them. A message names memory by its address and keeps
+nothing alive: the caller's buffer is alive while the call that it was given to lasts.
 """
 
 from collections.abc import Sequence
@@ -96,8 +96,8 @@ class Message:
 
     def __init__(self, spec, parts: int = 1, vector: bool = False):
         buf, counts, displacements, datatype = split(spec, vector)
-        if hasattr(buf, "__cuda_array_interface__"):
-            raise TypeError(f"message: {type(buf).__name__} is memory of another device: pass a copy, or {LIBRARY}")
+        if on_device(buf):
+            raise TypeError(f"message: {type(buf).__name__} is memory of another device: pass a copy")
         memory = MPI.buffer(b"" if buf is None else buf)
         if datatype is None:
             datatype = "B" if buf is None else typecode(buf)
@@ -129,6 +129,11 @@ class Message:
     def array(self, count: int | None = None) -> np.ndarray:
         """Return the first `count` elements as an array, by default all."""
         return array(self.bytes(0, self.count if count is None else count), self.elements.dtype)
+
+
+def on_device(spec) -> bool:
+    """Return whether a buffer is memory of another device, by the CUDA array interface."""
+    return hasattr(spec[0] if isinstance(spec, list | tuple) and spec else spec, "__cuda_array_interface__")
 
 
 def split(spec, vector):
