@@ -39,7 +39,8 @@ from parallel.strategies.pipeline.schedules import rows as rows_of
 
 HOSTS, RATE, TRUNK = 4, 200, 100  # Mbit/s
 ITEMSIZE = 4
-VECTORS = (256 << 10, 2 << 20)
+VECTORS = (256 << 10, 2 << 20, 16 << 20)
+LONG = 8 << 20  # bytes from which on only some allreduces run, a few times
 ALLREDUCES = ("ring", "doubling", "rabenseifner", "double_tree", "reduce_broadcast")
 PLACEMENTS = {"in order": [0, 1, 2, 3], "dealt out": [0, 2, 1, 3]}
 ACTIVATION, COMPUTING, MICRO = 256 << 10, 5e-3, 6  # bytes and seconds of a stage, micro-batches
@@ -130,7 +131,7 @@ def run(found: str, runs: int, vectors: list[int]) -> None:
     communicator, ahead, cases = Communicator(world), clocks(world), []
     schedule = Schedule.load(found)
 
-    def timed(plan):
+    def timed(plan, runs=runs):
         return [one_run(world, plan, ahead, REST)[0] for _ in range(runs + 1)][1:]  # the first connects the ranks
 
     for nbytes in vectors:
@@ -138,10 +139,12 @@ def run(found: str, runs: int, vectors: list[int]) -> None:
         x, y = np.ones(count, "f4"), np.empty(count, "f4")
         said = communicator.explain("allreduce", count)
         chosen = next(name for name in sorted(ALGORITHMS["allreduce"], key=len, reverse=True) if name in said)
-        for name in (*ALLREDUCES, f"auto ({chosen})", "synthesized"):
+        of_registry = ALLREDUCES[:1] if nbytes > LONG else ALLREDUCES
+        times = min(runs, 5) if nbytes > LONG else runs
+        for name in (*of_registry, f"auto ({chosen})", "synthesized"):
             algorithm = {"synthesized": schedule}.get(name, None if name.startswith("auto") else name)
             plan = lambda algorithm=algorithm, x=x, y=y: communicator.Allreduce(x, y, algorithm=algorithm)
-            cases.append((f"allreduce {name}", nbytes, timed(plan)))
+            cases.append((f"allreduce {name}", nbytes, timed(plan, times)))
     for name in ("1f1b", "pipedream"):
         for where in PLACEMENTS:
             rounds = list(pipeline(f"{name} {where}")(rank, size, 1))

@@ -79,8 +79,8 @@ def bandwidth_bound(network: Network | str, operation: str = "allreduce", size: 
 
     For any set of vertices without all ranks: what must leave it, over the bandwidth of the channels that do. An
     allgather's and a reduce-scatter's worst cut is found by maximum flows. In an allreduce n bytes must leave every set
-    that has some of the ranks, and k groups of ranks together send at least 2 (k-1) n: groups are grown along the
-    widest channels, and the worst number counts.
+    that has some of the ranks, and k groups of ranks together send at least 2 (k-1) n, as one-way gossip among k needs
+    2 (k-1) messages (Harary and Schwenk 1974): groups are grown along the widest channels, and the worst number counts.
 
     Raises
     ------
@@ -106,7 +106,31 @@ def bandwidth_bound(network: Network | str, operation: str = "allreduce", size: 
     narrowest = min(
         float(maximum_flow(capacities, *pair)) for rank in ranks[1:] for pair in ((ranks[0], rank), (rank, ranks[0]))
     )
-    return max(1 / narrowest, _worst_groups(topology, ranks))
+    return max(1 / narrowest, _worst_groups(topology, ranks), _worst_parts(topology, ranks))
+
+
+def _worst_parts(topology, ranks) -> float:
+    """The most of 2 (k - 1) over the bandwidth out of k parts with ranks, into which the network falls without its
+    narrow channels: a fat tree with oversubscription into its edge switches and their hosts.
+    """
+    worst, part_of = 0.0, {}
+
+    def find(vertex):
+        while part_of.setdefault(vertex, vertex) != vertex:
+            vertex = part_of[vertex]
+        return vertex
+
+    for width in sorted({channel.bandwidth for channel in topology.channels}, reverse=True):
+        for channel in topology.channels:
+            if channel.bandwidth == width:
+                part_of[find(channel.source)] = find(channel.target)
+        parts = {find(rank) for rank in ranks}
+        if len(parts) == 1:
+            break
+        ends = ((find(channel.source), find(channel.target), channel.bandwidth) for channel in topology.channels)
+        leaving = sum(bandwidth for source, target, bandwidth in ends if source in parts and source != target)
+        worst = max(worst, 2 * (len(parts) - 1) / leaving)
+    return worst
 
 
 def _worst_groups(topology, ranks) -> float:

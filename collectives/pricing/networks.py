@@ -399,7 +399,10 @@ class Network:
         cost = self.between.cost(nbytes)
         if self.between.points:
             slower = max(1.0, 1 / (route.bandwidth * self.between.beta)) if self.between.beta else 1.0
-            return cost._replace(latency=cost.latency + route.latency, held=cost.held * slower, gap=cost.gap * slower)
+            # What the hosts' token buckets let through at once does not cross a narrower channel any faster.
+            least = nbytes / route.bandwidth if slower > 1 else 0.0
+            held, gap = max(cost.held * slower, least), max(cost.gap * slower, least)
+            return cost._replace(latency=cost.latency + route.latency, held=held, gap=gap)
         held = self.between.gap + nbytes * (1 / route.bandwidth)
         return cost._replace(latency=route.latency, held=held, gap=held)
 

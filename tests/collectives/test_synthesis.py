@@ -6,6 +6,7 @@ from itertools import combinations
 import pytest
 
 from collectives import check, draw, price, synthesize
+from collectives.algorithms.registry import by_messages
 from collectives.pricing.lower_bounds import bandwidth_bound, lower_bound
 from collectives.pricing.networks import Network
 from collectives.synthesis import Schedule
@@ -21,6 +22,7 @@ NAMED = {
     "mesh": Network.mesh((3, 3), G, 0),
     "hypercube": Network.hypercube(3, G, 0),
     "thin link": Network.nodes(2, 4, G, 0),
+    "fat tree": Network.fat_tree(4, 4, G, 0),
     "cliques": Network.from_edges([(a, b, G, 0) for a, b in CLIQUES]),
     "dgx": Network.from_edges(
         [(int(pair[0]), int(pair[1]), DGX.split().count(pair) * G, 0) for pair in sorted(set(DGX.split()))]
@@ -53,7 +55,7 @@ def test_what_is_found_is_right_and_near_the_bound(name):
         # The search's own time is that of the network, on which ranks may run ahead of a step.
         count = found.pieces * (100 if operation == "allreduce" else 100 * found.size)
         priced = price(found, found.size, count, 4, network).seconds / (4 * count)
-        slower = 1.45 if name == "thin link" else 1.1  # ranks that run ahead take part of the thin link too early
+        slower = {"thin link": 1.45, "fat tree": 2.4}.get(name, 1.1)  # ranks that run ahead take thin links too early
         assert found.bound * (1 - 1e-9) < priced < slower * found.seconds_per_byte, operation
 
 
@@ -156,3 +158,17 @@ def test_files_that_hold_no_schedule_are_refused(tmp_path, text):
 def test_what_cannot_be_searched_is_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+@pytest.mark.parametrize(("oversubscription", "seconds"), [(4, 14 / 4), (2, 14 / 8), (1, 2 * 15 / 16)])
+def test_edge_switches_of_a_fat_tree_bound_an_allreduce(oversubscription, seconds):
+    """Eight edge switches send 14 vectors in all, over two cables each of a fraction of a host's cable."""
+    network = Network.fat_tree(4, oversubscription, G, 0)
+    assert bandwidth_bound(network, "allreduce") * G == pytest.approx(seconds)
+    count = 1 << 20
+    times = [
+        price(entry, 16, count, 4, network).seconds
+        for name, entry in by_messages("allreduce").items()
+        if name not in ("direct", "reduce_broadcast")  # slow
+    ]
+    assert min(times) >= 4 * count * seconds / G * (1 - 1e-9)
