@@ -15,7 +15,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -42,7 +41,6 @@ BANNERS = ("MPI_ABORT was invoked", "prterun has exited", "prterun detected", "p
 TELLS = re.compile(r"^(error|launch:|rank \d)|Error\b|Traceback")  # lines that say why a job has failed
 ENDED = re.compile(r"rank \d+ of \d+: ended by SIG(INT|TERM)( during an MPI call)?\s*")
 FAILED = 911  # tag of what failing ranks tell each other
-RESTARTS = 3  # of a job that has ended so
 SAVING = 20.0  # seconds that ranks have to save and end, when they are asked to, or to end after an error
 PATIENCE = 2.0  # seconds that a failing rank waits for the others to fail too
 
@@ -274,30 +272,14 @@ def report_lost_output(options: Options, why: OSError) -> int:
 
 
 def run_ranks(options: Options, inner: list[str], out: Callable[[str], object]) -> int:
-    """The exit status of the ranks. Where they survive others, but have all gone or hung, they are started again."""
-    left = RESTARTS
+    """Return the exit status of the ranks; those that survive others are started again where all have gone or hung."""
     if not options.elastic:
         return launcher.run(inner, options.ranks, stdout=out, patience=SAVING)
     from parallel.elastic.policy import Policy
-    from parallel.elastic.supervisor import last_step, next_command
+    from parallel.elastic.supervisor import run_with_restarts
 
-    policy = Policy.parse(options.elastic)
-    silent = policy.heartbeat if policy.silent == "kill" else 0.0
-    run = partial(launcher.run, ranks=options.ranks, stdout=out, patience=SAVING, survive=True, silent=silent)
-    status = run(inner)
-    directory = Path(options.resume or options.out)
-    saved = last_step(directory)
-    whys = {
-        launcher.NOT_BEGUN: "as before MPI has started none survives another",
-        launcher.LOST: "or MPI has failed",
-        launcher.HUNG: "as some waited too long for others",
-    }
-    while (why := whys.get(status)) and left:
-        left = RESTARTS if last_step(directory) > saved else left - 1
-        saved = last_step(directory)
-        print(f"all ranks have ended, {why}: started again", flush=True)
-        status = run(next_command(inner, directory))
-    return status
+    policy, directory = Policy.parse(options.elastic), Path(options.resume or options.out)
+    return run_with_restarts(inner, options.ranks, policy, directory, out, SAVING)
 
 
 def without_banners(out: IO[str], told: list[str]) -> Callable[[str], object]:

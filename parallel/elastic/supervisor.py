@@ -18,13 +18,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nn.training.checkpoints import CheckpointError, Checkpoints
-from parallel.launch import processes
+from parallel.elastic.policy import Policy
+from parallel.launch import launcher, processes
 from parallel.launch.launcher import LOST
 
 SUPERVISED = "RINGPROP_SUPERVISED"  # in the environment of all that a supervisor has started
 WRONG_OPTION = 2  # exit status of a program that was called in a wrong way
 LONGEST = 60.0  # seconds between two restarts at most
 LOOK = 0.05  # seconds between two looks at what runs
+RESTARTS = 3  # of ranks on this machine that have all ended, without a step in between
 GRACE = 30.0  # seconds that a run has to save and end, when it is asked to
 
 
@@ -68,6 +70,51 @@ def next_command(command: Sequence[str], directory: Path) -> list[str]:
         resumes = directory_of(program) is None or value_of(program, "--resume") is not None
         continued += [*([":"] * (i > 0)), *program, *([] if resumes else ["--resume", str(directory)])]
     return continued
+
+
+def run_with_restarts(
+    command: Sequence[str],
+    ranks: int,
+    policy: Policy,
+    directory: Path,
+    out: Callable[[str], object],
+    patience: float,
+) -> int:
+    """Run ranks on this machine that survive others, and start them again where all have gone or hung.
+
+    Parameters
+    ----------
+    command : sequence of str
+        The program and its arguments, as for `launcher.run`.
+    ranks : int
+    policy : Policy
+        Of --elastic.
+    directory : Path
+        Of the run, from whose last checkpoint they go on.
+    out : callable
+        Receives their lines.
+    patience : float
+        Seconds that they have to save and end when they are asked to.
+
+    Returns
+    -------
+    int
+        The exit status of the last ones, after at most RESTARTS restarts without a step in between.
+    """
+    silent = policy.heartbeat if policy.silent == "kill" else 0.0
+    more = {"stdout": out, "patience": patience, "survive": True, "silent": silent}
+    status, left, saved = launcher.run(command, ranks, **more), RESTARTS, last_step(directory)
+    reasons = {
+        launcher.NOT_BEGUN: "as before MPI has started none survives another",
+        launcher.LOST: "or MPI has failed",
+        launcher.HUNG: "as some waited too long for others",
+    }
+    while (reason := reasons.get(status)) and left:
+        left = RESTARTS if last_step(directory) > saved else left - 1
+        saved = last_step(directory)
+        print(f"all ranks have ended, {reason}: started again", flush=True)
+        status = launcher.run(next_command(command, directory), ranks, **more)
+    return status
 
 
 def programs(command: Sequence[str]) -> list[list[str]]:

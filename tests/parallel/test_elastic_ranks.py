@@ -23,13 +23,14 @@ from collectives import Communicator
 from collectives.failures.job_end import HANGING
 from collectives.failures.watchdog import STATUS
 from parallel import FullyShardedDataParallel, ZeRO1, ZeRO2
-from parallel.command.main import RESTARTS, TERMINATED, without_banners
+from parallel.command.main import TERMINATED, without_banners
 from parallel.command.parsing import parse
 from parallel.elastic.chaos import Chaos, result
 from parallel.elastic.heartbeat import Heartbeat, Stuck, born
 from parallel.elastic.ledger import Ledger, LedgerError
 from parallel.elastic.mirrors import Mirrors
 from parallel.elastic.policy import Policy, check_ranks
+from parallel.elastic.supervisor import RESTARTS
 from parallel.launch import launcher
 from parallel.settings import OptionError
 
