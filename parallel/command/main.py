@@ -29,7 +29,7 @@ WRONG_OPTION = 2  # exit status, as argparse has it
 INTERRUPTED, TERMINATED = 130, 143  # exit status after Ctrl-C and SIGTERM, as shells have it
 OUTPUT_LOST = 128 + signal.SIGPIPE  # where nobody reads what is written
 SIGNALLED = 128  # and the number of the signal
-# Of Open MPI: where ranks survive others; where mpiexec, or one of its processes, is told twice to end.
+# Lines of Open MPI where ranks survive others, and where mpiexec is asked twice to end.
 NOISE = re.compile(
     r"NBC_Progress: an error|LAUNCHER JOB OBJECT NOT FOUND|\[\S+:\d+\] pmix_ptl_base: send_msg: write failed"
     r"|(\S+: a|A)bort is (already )?in progress\.\.\."
@@ -38,9 +38,9 @@ NOISE = re.compile(
     r"|Please see the FAQ page for debugging suggestions"
 )
 BANNERS = ("MPI_ABORT was invoked", "prterun has exited", "prterun detected", "prterun noticed", "=   BAD TERM")
-TELLS = re.compile(r"^(error|launch:|rank \d)|Error\b|Traceback")  # lines that say why a job has failed
-ENDED = re.compile(r"rank \d+ of \d+: ended by SIG(INT|TERM)( during an MPI call)?\s*")
-FAILED = 911  # tag of what failing ranks tell each other
+EXPLANATION = re.compile(r"^(error|launch:|rank \d)|Error\b|Traceback")  # lines that say why a job has failed
+ENDED_BY_SIGNAL = re.compile(r"rank \d+ of \d+: ended by SIG(INT|TERM)( during an MPI call)?\s*")
+FAILED = 911  # tag of the messages of failing ranks
 SAVING = 20.0  # seconds that ranks have to save and end, when they are asked to, or to end after an error
 PATIENCE = 2.0  # seconds that a failing rank waits for the others to fail too
 
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
         return fail(error, WRONG_OPTION)
     except (launcher.LaunchError, RunHeld) as error:
         return fail(error)
-    heed_interrupts()
+    restore_interrupts()
     set_threads(max(1, launcher.cores() // here), options.threads)
     lock = RunLock()
     try:
@@ -93,11 +93,11 @@ def main(argv: list[str] | None = None) -> int:
         else:
             for number in (signal.SIGTERM, signal.SIGHUP):
                 if number == signal.SIGTERM or signal.getsignal(number) is signal.SIG_DFL:  # else as nohup has it
-                    signal.signal(number, terminated)
+                    signal.signal(number, raise_interrupt)
         from parallel.command.training_run import train
 
-        train(options, heed_no_signals, lock)
-        if options.elastic and (members := surviving()):
+        train(options, ignore_signals, lock)
+        if options.elastic and (members := elastic_members()):
             members.leave()
         if launcher.inside():
             end_mpi(options.watch)
@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt as end:
         if launcher.inside():
             raise  # the excepthook ends all ranks
-        print(f"\nended; to continue: {continue_with(begun(options, lock))}", file=sys.stderr)
+        print(f"\nended; to continue: {continue_with(with_directory(options, lock))}", file=sys.stderr)
         return TERMINATED if end.args else INTERRUPTED
     except OptionError as error:
         return fail(error, WRONG_OPTION)
@@ -114,13 +114,13 @@ def main(argv: list[str] | None = None) -> int:
 
         if isinstance(error, Terminated):
             by_launcher = launcher.inside() and options.ranks  # then that one says the command
-            more = "" if by_launcher else f"; to continue: {continue_with(begun(options, lock))}"
+            more = "" if by_launcher else f"; to continue: {continue_with(with_directory(options, lock))}"
             return fail(f"{error}{more}", TERMINATED, "\n")
         if not launcher.inside() and (unwritten := output_error(error)):
-            return report_lost_output(begun(options, lock), unwritten)
+            return report_lost_output(with_directory(options, lock), unwritten)
         return fail(error)
     except Exception as error:  # a mistake in the program: of one rank alone, the others go on
-        if not surviving():
+        if not elastic_members():
             raise
         traceback.print_exception(error)
         return fail(error)
@@ -135,7 +135,7 @@ def with_patience(options: Options) -> Options:
     return replace(options, watch=Policy.parse(options.elastic).patience(options.watch))
 
 
-def begun(options: Options, lock: RunLock) -> Options:
+def with_directory(options: Options, lock: RunLock) -> Options:
     """Return the options with the directory that the run has, if it came so far."""
     return replace(options, out=lock.directory or options.out)
 
@@ -144,14 +144,14 @@ def start_mpi(limit: float, survive: bool = False) -> None:
     """Start MPI, which waits for all ranks; after `limit` seconds (0: never) this rank ends, and so do all.
 
     MPI starts with the interpreter held, so that no thread of Python could look after it. Where ranks are to survive
-    others they also meet: one that dies before may be missing in a way of which MPI never tells the others.
+    others there is a barrier, too: MPI never reports a rank that dies before it.
     """
     if limit:
         faulthandler.dump_traceback_later(limit, exit=True)
     from mpi4py import MPI  # before all that takes long to load: who waits for this rank waits no more in MPI
 
     if survive and not launcher.why_all_end():
-        with contextlib.suppress(MPI.Exception):  # a death of which MPI tells is one that ranks survive
+        with contextlib.suppress(MPI.Exception):  # ranks survive a death that MPI reports
             MPI.COMM_WORLD.Agree(1)
     faulthandler.cancel_dump_traceback_later()  # what follows may take as long as a busy machine needs to load it
     from collectives import check_world, install_excepthooks
@@ -169,7 +169,7 @@ def end_mpi(limit: float) -> None:
 
     from collectives.failures.job_end import kill_in
 
-    heed_no_signals()
+    ignore_signals()
     if limit:
         faulthandler.dump_traceback_later(limit, exit=True)
         kill_in(limit + PATIENCE)
@@ -177,29 +177,29 @@ def end_mpi(limit: float) -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
-def heed_interrupts() -> None:
-    """From now on Ctrl-C has something to end: it raises KeyboardInterrupt again (scripts/train.py)."""
+def restore_interrupts() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt again, which scripts/train.py has switched off: there is something to end."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def heed_no_signals() -> None:
-    """From now on nothing is left that Ctrl-C, SIGTERM or SIGHUP could end."""
+def ignore_signals() -> None:
+    """Ignore Ctrl-C, SIGTERM and SIGHUP: nothing is left that they could end."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
-def terminated(number, frame) -> None:
-    """SIGTERM, or SIGHUP of a terminal that is closed, ends one process as Ctrl-C does."""
+def raise_interrupt(number, frame) -> None:
+    """End one process at SIGTERM, or SIGHUP of a terminal that is closed, as Ctrl-C does."""
     raise KeyboardInterrupt(number)
 
 
 def start_ranks(options: Options, argv: list[str]) -> int:
     """Start --ranks ranks of this program on this machine, and end with their exit status."""
-    inner, told = [sys.argv[0], *argv], []
+    inner, failures = [sys.argv[0], *argv], []
     try:
-        heed_interrupts()
-        status = run_ranks(options, inner, without_banners(sys.stdout, told))
+        restore_interrupts()
+        status = run_ranks(options, inner, without_banners(sys.stdout, failures))
     except launcher.LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -218,7 +218,7 @@ def start_ranks(options: Options, argv: list[str]) -> int:
         return report_lost_output(options, unwritten)
     if status in (INTERRUPTED, TERMINATED):
         print(f"\nended, and all ranks with it; to continue: {continue_with(options)}", file=sys.stderr)
-    elif status > SIGNALLED or status == launcher.LOST or (status and not told):
+    elif status > SIGNALLED or status == launcher.LOST or (status and not failures):
         print(f"error: {launcher.ending(status)}; to continue: {continue_with(options)}", file=sys.stderr)
     return status
 
@@ -263,11 +263,11 @@ def output_error(error: Exception) -> OSError | None:
 def report_lost_output(options: Options, why: OSError) -> int:
     """Say that nobody gets what this program writes, as after `| head`; returns the exit status that shells have."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would complain of what is left to write
-    said = "nobody reads the output any more"
+    reason = "nobody reads the output any more"
     if not isinstance(why, BrokenPipeError):
-        said = f"the output cannot be written ({why.strerror})"
+        reason = f"the output cannot be written ({why.strerror})"
     with contextlib.suppress(OSError):
-        print(f"error: {said}: ended; to continue: {continue_with(options)}", file=sys.stderr)
+        print(f"error: {reason}: ended; to continue: {continue_with(options)}", file=sys.stderr)
     return OUTPUT_LOST if isinstance(why, BrokenPipeError) else 1
 
 
@@ -282,12 +282,11 @@ def run_ranks(options: Options, inner: list[str], out: Callable[[str], object]) 
     return run_with_restarts(inner, options.ranks, policy, directory, out, SAVING)
 
 
-def without_banners(out: IO[str], told: list[str]) -> Callable[[str], object]:
-    """A receiver of lines that leaves out what mpiexec adds about a failed job: the program itself said why.
+def without_banners(out: IO[str], failures: list[str]) -> Callable[[str], object]:
+    """Return a receiver of lines that drops what mpiexec adds about a failed job: the program itself says why.
 
-    Lines that say so are also added to `told`.
-    But a rank that was killed cannot say so: of what mpiexec says, this is told. And what ranks say because mpiexec
-    ends them is not: that they ended is said once, for all.
+    Lines that say why are also added to `failures`. A rank that was killed cannot say so: of mpiexec's banner that is
+    kept. What ranks print because mpiexec ends them is dropped: that they have ended is printed once, for all.
     """
     held = ""  # a line of dashes or, of MPICH and Intel MPI, =, which may begin a banner
     banner = ""
@@ -301,15 +300,15 @@ def without_banners(out: IO[str], told: list[str]) -> Callable[[str], object]:
                 if died := re.search(r"process rank (\d+) .*exited on\s+signal (\d+)\b", banner, re.DOTALL):
                     how = "was killed" if died[2] == "9" else f"ended by {signal.Signals(int(died[2])).name}"
                     banner = f"error: rank {died[1]} {how}\n"
-                    told.append(banner)
+                    failures.append(banner)
                     out.write(banner)
                     out.flush()
                 banner = ""
             return
         banner = line if held and line.startswith(BANNERS) else ""
-        if not banner and not ENDED.fullmatch(line) and not NOISE.match(line):
-            if TELLS.search(line):
-                told.append(line)
+        if not banner and not ENDED_BY_SIGNAL.fullmatch(line) and not NOISE.match(line):
+            if EXPLANATION.search(line):
+                failures.append(line)
             out.write(held + ("" if rule else line))
             out.flush()
         held = line if rule else ""
@@ -321,7 +320,7 @@ def set_threads(threads: int, asked: int | None = None) -> None:
     """Limit the BLAS threads of this process: to those that --threads asks for, else what the environment says, else
     `threads`.
 
-    NumPy reads the environment as it is imported; where an option with keys has needed it before, its pool is told.
+    NumPy reads the environment as it is imported; where an option with keys needed it before, its thread pool is set.
     """
     given = [name for name in blas.THREADS if name in os.environ]
     if asked:
@@ -335,7 +334,7 @@ def set_threads(threads: int, asked: int | None = None) -> None:
 
 
 def local_ranks() -> int:
-    """Ranks on this host, as the launcher tells (Open MPI, MPICH, Slurm); 1 if nothing launched this process."""
+    """Return the ranks on this host by the launcher's variables (Open MPI, MPICH, Slurm); 1 without a launcher."""
     for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PALS_LOCAL_SIZE"):
         if count := launcher.number(name):
             return count
@@ -348,35 +347,35 @@ def local_ranks() -> int:
 def fail(error: Exception | str, status: int = 1, begin: str = "error: ") -> int:
     """Say what went wrong, once, and end all ranks; returns the exit status.
 
-    Where all ranks fail alike (a wrong option, a NaN that all were told of), rank 0 says it and all leave quietly.
+    Where all ranks fail alike (a wrong option, a loss that is not finite), rank 0 prints it and all leave quietly.
     Where some do not, they would wait for ever: so after a moment the failing rank aborts the job.
     """
     if os.environ.get("RINGPROP_TRACEBACK") and isinstance(error, Exception):
         traceback.print_exception(error)
-    said = shortened(str(error).removeprefix(f"[Errno {getattr(error, 'errno', None)}] "))
+    message = shortened(str(error).removeprefix(f"[Errno {getattr(error, 'errno', None)}] "))
     if not launcher.inside():
-        print(f"{begin}{said}", file=sys.stderr)
+        print(f"{begin}{message}", file=sys.stderr)
         return status
     from mpi4py import MPI
 
     from collectives.failures.job_end import kill_in
 
-    members = surviving()
+    members = elastic_members()
     if launcher.joins() and not members:
-        print(f"error: a rank cannot take the place of a lost one: {said}", file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)  # a death, of which those that wait for it are told
-    heed_no_signals()  # mpiexec sends one to all as soon as the first rank has left
+        print(f"error: a rank cannot take the place of a lost one: {message}", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)  # a death, which ends the wait of the others
+    ignore_signals()  # mpiexec sends one to all as soon as the first rank has left
     world = members.root if members else MPI.COMM_WORLD
     if world.rank == 0:
-        print(f"{begin}{said}", file=sys.stderr, flush=True)
-    failing, end = everyone_fails(world), time.monotonic() + PATIENCE
+        print(f"{begin}{message}", file=sys.stderr, flush=True)
+    failing, end = all_ranks_fail(world), time.monotonic() + PATIENCE
     while not next(failing):
         if time.monotonic() > end:
             if world.rank:
                 rank = members.number if members else world.rank
-                print(f"error on rank {rank}: {said}", file=sys.stderr, flush=True)
+                print(f"error on rank {rank}: {message}", file=sys.stderr, flush=True)
             if members:
-                os.kill(os.getpid(), signal.SIGKILL)  # a death, of which the others are told
+                os.kill(os.getpid(), signal.SIGKILL)  # a death, which the others learn from MPI
             world.Abort(status)
         time.sleep(0.01)
     if members:
@@ -387,7 +386,7 @@ def fail(error: Exception | str, status: int = 1, begin: str = "error: ") -> int
     os._exit(status)  # not sys.exit: `python -m mpi4py` would abort
 
 
-def surviving():
+def elastic_members():
     """Return the members of a run that goes on where ranks die; None of another one."""
     if not launcher.inside():
         return None
@@ -396,22 +395,22 @@ def surviving():
     return recovery.current and recovery.current.members
 
 
-def everyone_fails(world) -> Iterator[bool]:
-    """Whether all ranks have come here: they tell rank 0, and it tells them.
+def all_ranks_fail(world) -> Iterator[bool]:
+    """Yield whether all ranks have called this: each sends a message to rank 0, which answers all.
 
     By single messages: a collective operation would be taken for another one by ranks that do not fail.
     """
     others = range(1, world.size) if world.rank == 0 else (0,)
-    for tell in (False, True) if world.rank == 0 else (True, False):
-        requests = [(world.Isend if tell else world.Irecv)(bytearray(0), rank, FAILED) for rank in others]
-        while not tested(requests):
+    for sends in (False, True) if world.rank == 0 else (True, False):
+        requests = [(world.Isend if sends else world.Irecv)(bytearray(0), rank, FAILED) for rank in others]
+        while not completed(requests):
             yield False
     while True:
         yield True
 
 
-def tested(requests) -> bool:
-    """Whether all are done; those of a rank that has died never are."""
+def completed(requests) -> bool:
+    """Return whether all requests have completed; those of a rank that has died never do."""
     from mpi4py import MPI
 
     try:
