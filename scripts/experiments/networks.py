@@ -1,0 +1,104 @@
+"""The tables of docs/systems/networks.md: which allreduce on a torus, and what papers claim, recomputed.
+
+python scripts/experiments/networks.py              print them
+python scripts/experiments/networks.py --write      put them into the page, between its marks
+
+All is priced by simulation, on one core in half a minute; nothing is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from plan_collective import in_words, prices  # noqa: E402
+
+from collectives import ALGORITHMS, price, synthesize  # noqa: E402
+from collectives.algorithms.bucket import multiport_bucket  # noqa: E402
+from collectives.algorithms.swing import multiport_swing  # noqa: E402
+from collectives.pricing.lower_bounds import lower_bound  # noqa: E402
+from collectives.pricing.networks import Network  # noqa: E402
+
+PAGE = ROOT / "docs" / "systems" / "networks.md"
+SIZES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 24, 1 << 30)
+# Of a reduce-scatter on a ring of p: the sum over steps of |rho(s)| / 2^(s+1) blocks (De Sensi et al. 2024).
+PUBLISHED = {8: 1.0, 16: 1.1875, 32: 1.375, 64: 1.547}
+
+
+def torus_table() -> str:
+    """The fastest allreduce on a torus of 4 x 4, its bound, and how much longer the next two take."""
+    network = Network.torus((4, 4))
+    times = prices(network, "allreduce", 16, SIZES, {"synthesized": synthesize("allreduce", network)})
+    lines = ["| bytes | fastest | time | bound | next |", "|---:|---|---:|---:|---|"]
+    for nbytes in SIZES:
+        best, *others = sorted((name for name in times if nbytes in times[name]), key=lambda name: times[name][nbytes])
+        after = ", ".join(f"{name} {times[name][nbytes] / times[best][nbytes]:.2f}x" for name in others[:2])
+        bound = in_words(lower_bound("allreduce", 16, nbytes, network)).strip()
+        lines.append(f"| {nbytes:,} | {best} | {in_words(times[best][nbytes]).strip()} | {bound} | {after} |")
+    return "\n".join(lines)
+
+
+def congestion(name: str, dims: tuple[int, ...]) -> float:
+    """Of a reduce-scatter, half of an allreduce, on a ring: seconds over those of the vector on one channel."""
+    network, size = Network.torus(dims, 1.0, 0.0), dims[0]
+    return price(ALGORITHMS["allreduce"][name], size, 64 * size, 1, network).seconds / 2 / (64 * size)
+
+
+def ring_table() -> str:
+    """Congestion on rings, published and ours."""
+    lines = ["| ranks | Swing, published | ours | halving, ours | ring, ours |", "|---:|---:|---:|---:|---:|"]
+    for size, published in PUBLISHED.items():
+        ours = [f"{congestion(name, (size,)):.4g}" for name in ("swing", "rabenseifner", "ring")]
+        lines.append(f"| {size} | {published:.4g} | {' | '.join(ours)} |")
+    return "\n".join(lines)
+
+
+def tori_table() -> str:
+    """All directions of a torus at once: what the whole allreduce takes, over the vector on one channel."""
+    lines = [
+        "| torus | Swing | bucket | Swing / bucket | published, for ever larger ones |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for dims, published in (((8, 8), "1.19"), ((4, 4, 4), "1.03")):
+        size = 64
+        network, count = Network.torus(dims, 1.0, 0.0), 64 * 6 * size
+        swing, bucket = (
+            price(algorithm, size, count, 1, network, dims=dims).seconds / count
+            for algorithm in (multiport_swing, multiport_bucket)
+        )
+        name = " x ".join(map(str, dims))
+        lines.append(f"| {name} | {swing:.3f} | {bucket:.3f} | {swing / bucket:.3f} | {published} |")
+    return "\n".join(lines)
+
+
+TABLES = {"torus": torus_table, "ring": ring_table, "tori": tori_table}
+
+
+def put(page: str, name: str, table: str) -> str:
+    """The page with a table between its marks; ValueError where there are none."""
+    marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    if not marks.search(page):
+        raise ValueError(f"the page has no <!-- {name} --> ... <!-- end -->")
+    return marks.sub(lambda found: f"{found[1]}{table}\n{found[2]}", page)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/systems/networks.md")
+    options = parser.parse_args(argv)
+    page = PAGE.read_text()
+    for name, table in TABLES.items():
+        text = table()
+        print(f"{text}\n")
+        page = put(page, name, text)
+    if options.write:
+        PAGE.write_text(page)
+
+
+if __name__ == "__main__":
+    main()
