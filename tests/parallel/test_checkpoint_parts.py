@@ -49,13 +49,12 @@ def network(strategy):
 def trainer(comm, given):
     from collectives import Communicator
     from parallel.command.options import Options
-    from parallel.strategies import STRATEGIES
+    from parallel.strategies import build_trainer
 
     given = {"strategy": "ddp", **given}
     options = Options(seed=SEED, batch=16, **given)
     rule = QuasiNewton(history=3) if given["strategy"] == "sandblaster" else OPTIMIZERS["adam"]()
-    build = STRATEGIES[options.strategy]
-    return build(options, network(given["strategy"]), nn.CrossEntropyLoss(), rule, Communicator(comm))
+    return build_trainer(options, network(given["strategy"]), nn.CrossEntropyLoss(), rule, Communicator(comm))
 
 
 def loader(many):
