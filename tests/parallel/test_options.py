@@ -196,6 +196,7 @@ def test_ranks_need_only_have_alike_what_their_sums_depend_on(monkeypatch):
     """A supervisor, mpiexec or a shell gives each host an environment of its own."""
     here, there = Options(), Options(out="elsewhere", ranks=4)
     monkeypatch.setenv("RINGPROP_SUPERVISED", "a")
+    monkeypatch.delenv("RINGPROP_TUNE", raising=False)
     first = rules.settings(here)
     for name in ("RINGPROP_SUPERVISED", "RINGPROP_COMMAND", "RINGPROP_JOB", "RINGPROP_RECORD", "RINGPROP_DATA"):
         monkeypatch.setenv(name, "another")
