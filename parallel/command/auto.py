@@ -1,10 +1,10 @@
-"""--strategy auto: the plan's word. What the run is about to do is measured on the ranks that will do it, and priced.
+"""--strategy auto: the planner chooses. The run is measured on the ranks that will train, and priced.
 
 Every rank measures the layers at the same time, with samples of the data; all of them the network. Rank 0 prices every
 strategy and mesh (strategies/estimate.py) and takes the fastest that computes what one process computes, fits into
 --memory-limit, and that no other option forbids. With auto:stale=1 it may also be a pipeline that is never flushed, on
-the stages and replicas that PipeDream's programme finds: its weights are stale. Options are from then on those of a run
-that was told so, config.json has them, and the run is continued with them.
+the stages and replicas that PipeDream's programme finds: its weights are stale. From then on the
+options are those of a run that was started with them: config.json has them, and --resume continues with them.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def chosen(options: Options, parts: Parts, world, say: Callable[[str], None]) ->
         return dataclasses.replace(options, strategy="ddp")
     network = measure.measure_network(world, LENGTHS, SECONDS)
     job = measured_job(options, parts, world, network, say)
-    told = choose(options, parts, job, network, world.size) if world.rank == 0 else None
-    choice, lines = world.bcast(told)
+    choice = choose(options, parts, job, network, world.size) if world.rank == 0 else None
+    choice, lines = world.bcast(choice)
     for line in lines:
         say(line)
     if not choice:
@@ -92,40 +92,42 @@ def measured_job(options: Options, parts: Parts, world, network: Network, say) -
 def choose(
     options: Options, parts: Parts, job: Job, network: Network, ranks: int
 ) -> tuple[dict[str, str] | None, list[str]]:
-    """(options of the run, None where there are none; what to say of it, why not in the last line)."""
+    """Return the options of the run, None where there are none, and lines for the log; the last one says why not."""
     limit = limit_of(options)
     stale = AutoKeys.parse(options.strategy).stale
-    priced = lambda job: ranking(job, ranks, network, limit, options.servers, stale=stale)
-    found = priced(job)
-    whys: dict[int, str] = {}
+    rank_all = lambda job: ranking(job, ranks, network, limit, options.servers, stale=stale)
+    predictions = rank_all(job)
+    refusals: dict[int, str] = {}
 
     def usable(prediction: Prediction) -> bool:
         try:
-            told = {"memory_limit": None} | with_defaults(options_of(prediction, parts.network))
-            check(dataclasses.replace(options, **told), ranks, parts)
+            values = {"memory_limit": None} | with_defaults(options_of(prediction, parts.network))
+            check(dataclasses.replace(options, **values), ranks, parts)
         except ValueError as error:  # also an OptionError
-            whys[id(prediction)] = str(error)
-        return id(prediction) not in whys
+            refusals[id(prediction)] = str(error)
+        return id(prediction) not in refusals
 
-    fitting = [p for p in found if p.memory <= limit]
-    shown = [Scaled(p, *strong_and_weak(job, p, lambda job: priced(job)[0])) for p in best_of_each(found, SHOWN)]
+    fitting = [p for p in predictions if p.memory <= limit]
+    shown = [
+        Scaled(p, *strong_and_weak(job, p, lambda job: rank_all(job)[0])) for p in best_of_each(predictions, SHOWN)
+    ]
     lines = [f"the plan for {ranks} ranks, {job.samples:,} samples each:", table(shown, options.batch, memory=limit)]
     if not fitting:
-        least = nbytes(min(p.memory for p in found))
+        least = nbytes(min(p.memory for p in predictions))
         return None, [*lines, f"nothing fits into {nbytes(limit)} a rank: the least is {least}"]
     best = next(filter(usable, fitting), None)
     if not best:
-        return None, [*lines, f"of what fits nothing can be: {fitting[0].name}: {whys[id(fitting[0])]}"]
-    return with_defaults(options_of(best, parts.network)), [*lines, *reasons(best, found, limit, usable)]
+        return None, [*lines, f"of what fits nothing can be: {fitting[0].name}: {refusals[id(fitting[0])]}"]
+    return with_defaults(options_of(best, parts.network)), [*lines, *reasons(best, predictions, limit, usable)]
 
 
 def with_defaults(chosen: dict[str, str]) -> dict[str, str]:
-    """With the default for what the plan says nothing of."""
+    """Return the choice, with the defaults of what it leaves open."""
     return {"strategy": "ddp", "mesh": None, "pipeline": None} | chosen
 
 
 def check(options: Options, ranks: int, parts: Parts) -> None:
-    """Ask the rules, as if the user had said it."""
+    """Check options as if the user had given them."""
     rules.check(options)
     rules.check_strategy(options, ranks, parts.network, parts.optimizer)
 
