@@ -4,7 +4,7 @@
     class HuberLoss(Loss): ...
 
     lookup("loss", "huber")            # the class; an unknown name is refused, with the nearest known one
-    entries("loss")                    # {"bce": BCEWithLogitsLoss, ...}
+    registered("loss")                    # {"bce": BCEWithLogitsLoss, ...}
     from_text("clip", "global:1.0")    # ClipGlobalNorm(limit=1.0)
 
 | kind | names | read by |
@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from nn import option_strings
 
 Entry = TypeVar("Entry")
-_ENTRIES: dict[str, dict[Any, Any]] = {}
+_REGISTERED: dict[str, dict[Any, Any]] = {}
 
 
 def register(kind: str, name: Hashable = "") -> Callable[[Entry], Entry]:
@@ -40,18 +40,18 @@ def register(kind: str, name: Hashable = "") -> Callable[[Entry], Entry]:
 
     def put(entry: Entry) -> Entry:
         key = name or entry.__name__
-        known = entries(kind).get(key, entry)
+        known = registered(kind).get(key, entry)
         if known is not entry and _origin(known) != _origin(entry):
             raise ValueError(f"register: there is a {key} already, that of {known.__module__}: give yours another name")
-        entries(kind)[key] = entry
+        registered(kind)[key] = entry
         return entry
 
     return put
 
 
-def entries(kind: str) -> dict[Any, Any]:
+def registered(kind: str) -> dict[Any, Any]:
     """Return the table of a kind: name -> what has it."""
-    return _ENTRIES.setdefault(kind, {})
+    return _REGISTERED.setdefault(kind, {})
 
 
 def lookup(kind: str, name: str) -> Any:
@@ -69,7 +69,7 @@ def lookup(kind: str, name: str) -> Any:
         ...
     ValueError: unknown clip 'globl': did you mean 'global'? known are global, norm, value
     """
-    known = entries(kind)
+    known = registered(kind)
     if isinstance(name, str) and name in known:
         return known[name]
     guess = str(name).lower()

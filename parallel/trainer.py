@@ -350,12 +350,12 @@ class DistributedTrainer(RunTrainer):
 
     # ------------------------------------------------------------------------------------------------ the state
 
-    def entries(self) -> Iterator[tuple[str, np.ndarray]]:
+    def state_items(self) -> Iterator[tuple[str, np.ndarray]]:
         self.show_synchronized()
         yield "steps", np.array(self.steps)
         if self.loss_scale:
             yield "loss_scale", self.loss_scale.array
-        yield from self.homes.entries(self.buffer_items())
+        yield from self.homes.state_items(self.buffer_items())
 
     def fragments(self) -> Iterator[Fragment]:
         """What this rank writes of a checkpoint that all write together (collective): together, each element once."""
@@ -388,7 +388,7 @@ class DistributedTrainer(RunTrainer):
             if self.writer:
                 write(self)
             else:
-                for _ in self.entries():  # sharded strategies gather
+                for _ in self.state_items():  # sharded strategies gather
                     pass
         except (OSError, TypeError, ValueError) as failure:
             error = failure
@@ -398,7 +398,7 @@ class DistributedTrainer(RunTrainer):
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of all that training continues from; where it is gathered, all of it on rank 0, nothing elsewhere."""
         mine = self.writer or not self.homes.scattered
-        return {name: array.copy() for name, array in self.entries() if mine}
+        return {name: array.copy() for name, array in self.state_items() if mine}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what `state` of any strategy returned; where it is scattered, only what rank 0 is given counts."""

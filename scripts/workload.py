@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument(
         "model",
         nargs="?",
-        help=f"one of {', '.join(sorted(registry.entries('model')))}, and its numbers: mlp:784,30,10",
+        help=f"one of {', '.join(sorted(registry.registered('model')))}, and its numbers: mlp:784,30,10",
     )
     parser.add_argument(
         "--input",
@@ -52,7 +52,7 @@ def main() -> None:
     if not options.model:
         for name in ("input", "classes", "dtype"):
             if getattr(options, name) is not None:
-                parser.error(f"--{name} needs a model: {', '.join(sorted(registry.entries('model')))}")
+                parser.error(f"--{name} needs a model: {', '.join(sorted(registry.registered('model')))}")
         print(comparison(), training_time(), sep="\n\n")
         return
     in_shape, classes = INPUTS.get(options.model.partition(":")[0], DIGITS)

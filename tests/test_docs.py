@@ -60,8 +60,8 @@ def test_the_layer_of_the_how_to_is_right_trains_and_is_loaded(tmp_path, monkeyp
     """The blocks of docs/howto/layer.md, one after another in one program; each prints what stands behind it."""
     monkeypatch.chdir(tmp_path)
 
-    known = dict(registry.entries("layer"))
-    monkeypatch.setitem(registry._ENTRIES, "layer", known)  # what the page registers is forgotten again
+    known = dict(registry.registered("layer"))
+    monkeypatch.setitem(registry._REGISTERED, "layer", known)  # what the page registers is forgotten again
     assert run_page("howto/layer.md") == 2
 
 

@@ -25,7 +25,7 @@ from nn.core.layer import Layer, Shape, ShapeError
 from nn.core.network import Network
 from nn.files.model import Model, load, save
 from nn.files.onnx import export_onnx
-from nn.registry import entries
+from nn.registry import registered
 
 BOUND = 1e-6  # of gradcheck
 SAMPLES = 5
@@ -278,7 +278,7 @@ class _Case:
 
     def check_files(self) -> None:
         """Saved and loaded, it computes the same: its arguments are attributes."""
-        layers = entries("layer")
+        layers = registered("layer")
         known = dict(layers)
         for kind in {type(each) for each in _all(self.layer)}:
             layers.setdefault(kind.__name__, kind)
@@ -294,7 +294,7 @@ class _Case:
 
     def check_onnx(self) -> None:
         """Where forms in ONNX are known, for layers inside too, a file can be written."""
-        if not all(type(each) in entries("onnx") for each in _all(self.layer)):
+        if not all(type(each) in registered("onnx") for each in _all(self.layer)):
             return
         network = Network(self.layer, self.in_shape, np.float32)
         with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,7 @@ import numpy as np
 from nn import registry
 from nn.arguments import arguments_of
 from nn.core.layer import Layer
-from nn.registry import entries, lookup
+from nn.registry import lookup, registered
 
 RENAMED = {"Branches": "Parallel", "Recurrent": "RNN"}  # what older files call them
 DROPPED = {("Linear", "split")}  # arguments that older files have, and that change nothing
@@ -57,7 +57,7 @@ def describe(layer: Layer) -> dict[str, Any]:
         A class that is not registered, or an argument that cannot be told: which, and what to do.
     """
     name = type(layer).__name__
-    if entries("layer").get(name) is not type(layer):
+    if registered("layer").get(name) is not type(layer):
         raise TypeError(
             f"{brief(layer)}: files do not know this kind of layer; call nn.register({name}), here and wherever the "
             "network is loaded"
@@ -77,7 +77,7 @@ def describe(layer: Layer) -> dict[str, Any]:
             )
         value = getattr(layer, argument)
         if callable(value) and (argument == "init" or argument.endswith("_init")):
-            named = next((key for key, function in entries("initializer").items() if function == value), None)
+            named = next((key for key, function in registered("initializer").items() if function == value), None)
             if named is None and parameter.default is not parameter.empty:
                 continue  # drawn from a function of one's own: the weights are what is kept
             value = {"initializer": named}
@@ -108,7 +108,7 @@ def make(told: Any) -> Layer:
     if not isinstance(told, dict) or told.keys() != {"layer", "arguments"} or not isinstance(told["arguments"], dict):
         raise ValueError(f"expected a layer by its name and arguments, given {brief(told)}")
     name, given = told["layer"], told["arguments"]
-    layers = entries("layer")
+    layers = registered("layer")
     kind = (layers.get(name) or layers.get(RENAMED.get(name, ""))) if isinstance(name, str) else None
     if kind is None:
         raise ValueError(

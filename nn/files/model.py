@@ -83,8 +83,8 @@ class Model:
             self._copy((name, weights[name]) for name in weights if not str(name).startswith("optimizer/"))
         elif isinstance(weights, Iterator):
             self._copy(weights)
-        elif callable(getattr(weights, "entries", None)):
-            self._copy(weights.entries())
+        elif callable(getattr(weights, "state_items", None)):
+            self._copy(weights.state_items())
         else:
             raise TypeError(f"expected a trainer, the arrays of a checkpoint or a flat array, given {brief(weights)}")
         self._make_views()
@@ -158,14 +158,14 @@ class Model:
         with self._context() as ctx:
             return predict_in_batches(self.network, lambda part: self.network.forward(self._p, part, ctx)[0], x, batch)
 
-    def entries(self) -> Iterator[tuple[str, np.ndarray]]:
+    def state_items(self) -> Iterator[tuple[str, np.ndarray]]:
         """Iterate over (name, array) of all that was learned, as checkpoints have it: param/2.W, state/1.mean."""
         yield from ((f"param/{name}", array) for name, array in self.named_parameters())
         yield from ((f"state/{name}", array) for name, array in self.network.buffer_layout.items(self.buffers))
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Return `entries` as a dict; `trainer.load_weights(model)` takes them to train on."""
-        return dict(self.entries())
+        """Return `state_items` as a dict; `trainer.load_weights(model)` takes them to train on."""
+        return dict(self.state_items())
 
     def parameters(self) -> Iterator[np.ndarray]:
         """Iterate over the arrays of parameters."""

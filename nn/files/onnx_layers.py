@@ -33,7 +33,7 @@ from nn.layers.recurrent import LSTM, RNN
 from nn.layers.reshaping import Flatten, Reshape
 from nn.models.googlenet import Auxiliary
 from nn.models.resnet import Subsample
-from nn.registry import entries, register
+from nn.registry import register, registered
 
 Form = Callable[[Layer, str, object, object, Shape, Graph], str]
 
@@ -57,7 +57,7 @@ def nodes_of(layer: Layer, x: str, p, s, shape: Shape, graph: Graph) -> str:
     TypeError
         A class without a form: which.
     """
-    function = entries("onnx").get(type(layer))
+    function = registered("onnx").get(type(layer))
     if function is None:
         raise TypeError(
             f"{layer!r:.80}: no form in ONNX is known for a {type(layer).__name__}; nn.files.onnx_layers.form(...) "

@@ -63,11 +63,11 @@ class CheckpointWriter:
             It cannot be written, or a parameter is not finite; on a thread: the one before.
         """
         self.finish()
-        copied = [(name, array.copy()) for name, array in self.trainer.entries()] if self.background else None
+        copied = [(name, array.copy()) for name, array in self.trainer.state_items()] if self.background else None
 
         def work() -> None:
             for name in names:
-                self.checkpoints.save(finite(copied or self.trainer.entries()), progress, name)
+                self.checkpoints.save(finite(copied or self.trainer.state_items()), progress, name)
 
         self.writing = Writing(work, self.background)
         if not self.background:

@@ -196,8 +196,8 @@ class Checkpoints:
         Parameters
         ----------
         state : dict of arrays, or (name, array) pairs
-            `trainer.state_dict()`, or `trainer.entries()`, with the number of steps first: written one by one, so that
-            all are never in memory at once.
+            `trainer.state_dict()`, or `trainer.state_items()`, with the number of steps first: written one by
+            one, so that all are never in memory at once.
         progress : dict
             `Training.progress()`; anything JSON can hold.
         name : str or None

@@ -554,7 +554,7 @@ class Trainer:
         """Iterate over (name, array) of the running statistics."""
         yield from ((f"state/{name}", array) for name, array in self.local_network.buffer_layout.items(self.buffers))
 
-    def entries(self) -> Iterator[tuple[str, np.ndarray]]:
+    def state_items(self) -> Iterator[tuple[str, np.ndarray]]:
         """Iterate over the items of `state_dict`, "steps" first, so that not all arrays need be in memory at once.
 
         An array is valid until the next one is requested. Processes that train together iterate together; only the

@@ -10,7 +10,7 @@ An exchange owns the flat buffers and lends the layers views of them. What a ste
     sum         return when loss and statistics are summed, and the gradients unless `update` does that
     update      clip and apply, where nothing speaks against it
 
-Then the state: `entries`, `load`, `snapshot`, `restore`; and what reports ask: `phases`, `bytes`, `describe`.
+Then the state: `state_items`, `load`, `snapshot`, `restore`; and what reports ask: `phases`, `bytes`, `describe`.
 Everything here is done by all ranks together.
 """
 
@@ -225,16 +225,16 @@ class Exchange:
         """What is wrong with a state, in words; '' if nothing."""
         return check_state(self.kinds(), state)
 
-    def entries(self) -> Iterator[tuple[str, np.ndarray]]:
+    def state_items(self) -> Iterator[tuple[str, np.ndarray]]:
         """(name, array) of parameters and moments, as they are in a checkpoint; only the writer's count."""
         yield from self.named("param", self.parameters)
         for slot, buffer in self.slots.items():
             yield from self.named(f"optimizer/{slot}", buffer)
 
     def fragments(self) -> Iterator[Fragment]:
-        """What this rank writes of `entries` where each writes its own (collective): all of it, if it is the first."""
+        """Return what this rank writes where each writes its own (collective): all of it, if it is the first."""
         first = self.mesh.rank == 0
-        yield from (Fragment(name, array) for name, array in self.entries() if first)
+        yield from (Fragment(name, array) for name, array in self.state_items() if first)
 
     def sliced(self, prefix: str, buffer: np.ndarray, start: int) -> Iterator[Fragment]:
         """Pieces of the arrays of which elements lie in a slice of a flat array, from `start` on."""
@@ -256,7 +256,7 @@ class Exchange:
 
     def kept(self) -> Iterator[tuple[str, np.ndarray]]:
         """(name, array) of all that this rank keeps from step to step."""
-        return self.entries()
+        return self.state_items()
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """A copy of what this rank keeps, for `restore`."""

@@ -52,12 +52,12 @@ class Homes:
         """Whether the state is gathered on rank 0; else every rank has all of it."""
         return self.exchange.from_first
 
-    def entries(self, running: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
+    def state_items(self, running: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
         """(name, array) of all, in the order of one process's; `running` are this rank's running statistics."""
-        return chain(self.exchange.entries(), running)
+        return chain(self.exchange.state_items(), running)
 
     def fragments(self, running: Iterable[tuple[str, np.ndarray]]) -> Iterator[Fragment]:
-        """What this rank writes of `entries`, where each writes its own."""
+        """What this rank writes of `state_items`, where each writes its own."""
         return chain(self.exchange.fragments(), self._first_of_line(running))
 
     def _first_of_line(self, running: Iterable[tuple[str, np.ndarray]]) -> Iterator[Fragment]:
@@ -122,8 +122,8 @@ class PartHomes(Homes):
         """Name -> (shape, dtype) of the state of the whole network."""
         return state_kinds(self.network, self.exchange.optimizer.slots)
 
-    def entries(self, running):
-        return self._collect(super().entries(running), self.kinds | self.exchange.own_kinds())
+    def state_items(self, running):
+        return self._collect(super().state_items(running), self.kinds | self.exchange.own_kinds())
 
     def fragments(self, running):
         return self._written(super().fragments(running))
@@ -233,7 +233,7 @@ class PartHomes(Homes):
 
     def digest(self, sha):
         """On rank 0, as they lie in the whole network's layout."""
-        mine = takewhile(lambda entry: entry[0].startswith("param/"), self.exchange.entries())
+        mine = takewhile(lambda entry: entry[0].startswith("param/"), self.exchange.state_items())
         kinds = {name: kind for name, kind in self.kinds.items() if name.startswith("param/")}
         for _, array in self._collect(mine, kinds):
             if self.mesh.rank == 0:
@@ -248,9 +248,9 @@ class PartHomes(Homes):
 class ServedHomes(PartHomes):
     """Where servers have whole arrays, and the exchange cuts and joins: ranks have parts of the statistics only."""
 
-    def entries(self, running):
+    def state_items(self, running):
         kinds = {name: kind for name, kind in self.kinds.items() if name.startswith("state/")}
-        return chain(self.exchange.entries(), self._collect(running, kinds))
+        return chain(self.exchange.state_items(), self._collect(running, kinds))
 
     def fragments(self, running):
         return chain(self.exchange.fragments(), self._written(self._first_of_line(running)))

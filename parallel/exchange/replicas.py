@@ -268,8 +268,8 @@ class Outer(Replicas):
     def spread(self):
         self.last[:] = self.parameters
 
-    def entries(self):
-        yield from super().entries()
+    def state_items(self):
+        yield from super().state_items()
         for slot, buffer in self.outer_slots.items():
             yield from self.named(f"{OWN}outer/{slot}", buffer)
 
@@ -281,7 +281,7 @@ class Outer(Replicas):
     def load(self, state):
         for buffer in self.outer_slots.values():  # the moments of an outer optimizer begin anew after others
             buffer[:] = 0
-        super().load(dict(self.entries()) | dict(state))
+        super().load(dict(self.state_items()) | dict(state))
 
     def bytes(self):
         found = super().bytes()
@@ -347,8 +347,8 @@ class Elastic(Replicas):
         super().synchronize()
         self._swap()
 
-    def entries(self) -> Iterator[tuple[str, np.ndarray]]:
-        yield from super().entries()
+    def state_items(self) -> Iterator[tuple[str, np.ndarray]]:
+        yield from super().state_items()
         rows = np.empty((self.mesh.count, len(self.other)), self.dtype)
         self.mesh.data.Allgather(self.other, rows)
         for index, row in enumerate(rows):
@@ -363,12 +363,12 @@ class Elastic(Replicas):
         return {f"{self.prefix(index)}/{name}": (spec.shape, self.dtype) for index in replicas for name, spec in whole}
 
     def kept(self):
-        yield from super().entries()
+        yield from super().state_items()
         yield "other", self.other
 
     def load(self, state):
         """Replicas of as many ranks go on where they were; else, and after another strategy, all from the centre."""
-        for name, array in super().entries():
+        for name, array in super().state_items():
             array[...] = state[name]
         self.other[:] = self.parameters
         for name, array in self.named(self.prefix(self.mesh.index), self.other):

@@ -232,14 +232,14 @@ class Served(Exchange):
 
     # ------------------------------------------------------------------------------------------------ the state
 
-    def entries(self) -> Iterator[tuple[str, np.ndarray]]:
+    def state_items(self) -> Iterator[tuple[str, np.ndarray]]:
         """Moments come from the servers to rank 0, one after the other; elsewhere an entry is empty."""
         first, values = self.mesh.rank == 0, self.whole_parameters()
         yield from self._named("param", values if first else None)
         for slot in self.optimizer.slots:
             yield from self._named(f"optimizer/{slot}", self._gathered(self.slots.get(slot)))
         if self.memories:
-            yield from self.memories.entries()
+            yield from self.memories.state_items()
 
     def whole_parameters(self) -> np.ndarray:
         """Those of a worker, on its first rank (collective)."""
@@ -251,7 +251,7 @@ class Served(Exchange):
             for prefix, mine in self.kept_slices():
                 yield from self.sliced(prefix, mine, self.own.start)
         if self.memories:
-            yield from (Fragment(name, array) for name, array in self.memories.entries() if self.mesh.rank == 0)
+            yield from (Fragment(name, array) for name, array in self.memories.state_items() if self.mesh.rank == 0)
 
     def kept_slices(self) -> Iterator[tuple[str, np.ndarray]]:
         """(prefix of its names in the state, a server's slice) of all that is cut among servers."""

@@ -355,7 +355,7 @@ class Sharded(Exchange):
         self.mesh.communicator.Gather(block, whole)
         return whole
 
-    def entries(self):
+    def state_items(self):
         for prefix, unit, block in self._blocks():
             whole = self._collect(unit, block)
             if whole is None:

@@ -125,13 +125,13 @@ class RanksCheckpointWriter(CheckpointWriter):
         """The first rank writes all of it."""
         trainer, save, self.stage = self.trainer, self.checkpoints.save, WHOLE
         if self.background and not trainer.scattered and not trainer.on_disk:
-            state = [(name, array.copy() if trainer.writer else array) for name, array in trainer.entries()]
+            state = [(name, array.copy() if trainer.writer else array) for name, array in trainer.state_items()]
             if trainer.writer:
                 work = lambda names=self.names: [save(finite(state), progress, name) for name in names]
                 self.writing = Writing(work, True)
             return
         for name in self.names:
-            entries = trainer.entries()
+            entries = trainer.state_items()
             if trainer.writer and not (self.writing and self.writing.error):
                 self.writing = Writing(lambda state=entries, name=name: save(finite(state), progress, name), False)
             for _ in entries:  # take part to the end: sharded strategies gather here

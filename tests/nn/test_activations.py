@@ -26,7 +26,7 @@ from nn.layers.activations import (
 )
 from nn.layers.dense import Linear
 from nn.layers.gaussian import distribution
-from nn.registry import entries
+from nn.registry import registered
 
 ALL = [
     Sigmoid(),
@@ -177,7 +177,7 @@ def test_bad_parameters_are_refused():
 
 
 def test_names():
-    for name, activation in entries("activation").items():
+    for name, activation in registered("activation").items():
         assert activation.__name__.lower() == name.replace("_", "")
 
 

@@ -20,7 +20,7 @@ from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions
 from nn.layers.reshaping import Flatten, Reshape
 from nn.losses import CrossEntropyLoss
 from nn.optim.optimizers import SGD
-from nn.registry import entries
+from nn.registry import registered
 from nn.training.fit import fit
 from nn.training.trainer import Trainer
 
@@ -210,7 +210,10 @@ def test_shapes_macs_and_summary():
 @pytest.mark.parametrize(
     "layer",
     [
-        *(a() for a in (*entries("activation").values(), Softmax, LogSoftmax, Dropout, Flatten, SinusoidalPositions)),
+        *(
+            a()
+            for a in (*registered("activation").values(), Softmax, LogSoftmax, Dropout, Flatten, SinusoidalPositions)
+        ),
         *(Linear(4, 3), LearnedPositions(5, 4), MultiHeadAttention(4, 2), TransformerBlock(4, 2), Reshape(12)),
         *(Residual(Linear(4, 4)), Parallel(Linear(4, 4), Tanh()), Recompute(Sequential(Tanh(), Linear(4, 4)))),
         Sequential(Embedding(5, 4, padding=0), TiedLinear("0.W", 4, 5)),

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 import nn
 from nn.models import build
 from nn.models.googlenet import AuxiliaryLoss
-from nn.registry import entries
+from nn.registry import registered
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((60, 6)).astype(np.float32)
@@ -72,7 +72,7 @@ def test_a_copy_of_a_trained_network_predicts_alike(copied, tmp_path):
     assert not np.array_equal(other.predict(X), one.predict(X))
 
 
-@pytest.mark.parametrize("name", entries("model"))
+@pytest.mark.parametrize("name", registered("model"))
 def test_networks_of_all_models_can_be_pickled(name):
     network = build(name, (16,) if name in ("transformer", "lstm", "encoder") else (231, 231, 3), 10)
     again = pickle.loads(pickle.dumps(network))

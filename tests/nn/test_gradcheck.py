@@ -10,7 +10,7 @@ from nn.initializers import ones, zeros
 from nn.layers.activations import Sigmoid, Tanh
 from nn.layers.dense import Linear
 from nn.models.googlenet import AuxiliaryLoss
-from nn.registry import entries
+from nn.registry import registered
 
 BOUND = 1e-6
 X = np.random.default_rng(1).standard_normal((4, 3))
@@ -194,7 +194,7 @@ def test_right_losses_pass(loss):
 
 
 def test_all_losses_are_checked():
-    assert {type(loss) for loss in LOSSES} >= set(entries("loss").values())
+    assert {type(loss) for loss in LOSSES} >= set(registered("loss").values())
 
 
 class Squares(losses.Loss):

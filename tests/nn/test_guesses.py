@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import nn
-from nn.registry import entries
+from nn.registry import registered
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4))
@@ -151,7 +151,7 @@ def test_models_are_functions_of_shape_and_classes():
     assert isinstance(network, nn.Network) and network.out_shape == (10,) and network.layout.count == 269_722
     assert network.layout.specs.keys() == nn.models.build("resnet20", (32, 32, 3), 10).layout.specs.keys()
     assert nn.models.mlp((784,), 10, 784, 30, 10, dtype="float64").dtype == np.float64
-    names = {name.replace("-", "_") for name in entries("model")}
+    names = {name.replace("-", "_") for name in registered("model")}
     assert all(getattr(nn.models, name).__name__ == name for name in names) and names <= set(nn.models.__all__)
 
 

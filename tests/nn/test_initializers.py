@@ -8,7 +8,7 @@ import pytest
 from nn.core.layer import Spec
 from nn.core.layout import Layout
 from nn.initializers import fans, glorot, he, lecun, normal, ones, orthogonal, truncated_normal, zeros
-from nn.registry import entries, lookup
+from nn.registry import lookup, registered
 
 SHAPES = [(300, 200), (5, 5, 30, 80)]
 
@@ -68,7 +68,7 @@ def test_orthogonal_is_uniform():
     assert abs(np.mean(corner)) < 5 * math.sqrt(1 / 3 / 2000)
 
 
-@pytest.mark.parametrize("name", entries("initializer"))
+@pytest.mark.parametrize("name", registered("initializer"))
 def test_values_depend_on_the_seed_and_nothing_else(name):
     init = lookup("initializer", name)
     shape = (12, 7)

@@ -16,7 +16,7 @@ from nn.losses import (
     NLLLoss,
     QuadraticLoss,
 )
-from nn.registry import entries
+from nn.registry import registered
 
 RUN = Network(Linear(1, 1), (1,), np.float64).context()
 WEIGHTS = np.array([0.5, 2.0, 0.0, 1.0, 3.0])
@@ -214,7 +214,7 @@ def test_binary_targets_outside_0_1_and_bad_options_are_refused():
 
 
 def test_names():
-    assert all(repr(kind()).endswith("Loss()") or kind is HuberLoss for kind in entries("loss").values())
+    assert all(repr(kind()).endswith("Loss()") or kind is HuberLoss for kind in registered("loss").values())
     assert repr(CrossEntropyLoss(0.1, [1, 2], -1)) == (
         "CrossEntropyLoss(label_smoothing=0.1, class_weights=[1.0, 2.0], ignore_index=-1)"
     )

@@ -192,7 +192,7 @@ def test_a_run_that_is_resumed_has_its_scale():
         first.step(*batch(i))
     second = trainer()
     second.loss_scale.growth = 3
-    second.load_state_dict({name: array.copy() for name, array in first.entries()})
+    second.load_state_dict({name: array.copy() for name, array in first.state_items()})
     assert second.loss_scale.skipped == first.loss_scale.skipped > 0
     for one in (first, second):
         for i in range(5, 15):

@@ -18,7 +18,7 @@ from nn.models import build
 from nn.models.googlenet import Auxiliary, AuxiliaryLoss
 from nn.models.resnet import Subsample
 from nn.optim.optimizers import SGD
-from nn.registry import entries
+from nn.registry import registered
 from nn.training.trainer import Trainer
 
 IMAGENET = (224, 224, 3), 1000
@@ -96,7 +96,7 @@ def test_gradients_of_all_parameters(spec):
 
 
 def test_all_models_are_tested():
-    assert {spec.partition(":")[0] for spec in SMALL} == set(entries("model"))
+    assert {spec.partition(":")[0] for spec in SMALL} == set(registered("model"))
 
 
 def test_command_line_names():

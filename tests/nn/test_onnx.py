@@ -9,7 +9,7 @@ from nn.core.layer import Layer
 from nn.files.onnx_layers import form
 from nn.models import build
 from nn.models.googlenet import Auxiliary
-from nn.registry import entries
+from nn.registry import registered
 
 MODELS = {
     "cnn": (8, 8, 1),
@@ -48,7 +48,7 @@ def through_onnx(model, file, x):
 
 
 def test_every_layer_has_a_form():
-    assert set(entries("onnx")) == set(entries("layer").values())
+    assert set(registered("onnx")) == set(registered("layer").values())
 
 
 def test_every_layer_is_the_same_there(tmp_path):
@@ -119,4 +119,4 @@ def test_a_trainer_is_exported_and_layers_of_ones_own_are(tmp_path):
         model = nn.Model(network, network.layout.zeros(np.float32))
         np.testing.assert_allclose(through_onnx(model, tmp_path / "y.onnx", x), 3 * x, rtol=1e-6)
     finally:
-        entries("onnx").pop(Triple, None)
+        registered("onnx").pop(Triple, None)

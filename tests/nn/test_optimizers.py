@@ -12,7 +12,7 @@ from nn.core.layout import Layout
 from nn.initializers import zeros
 from nn.optim.clipping import BLOCK_BYTES, ClipGlobalNorm, ClipNorm, ClipValue
 from nn.optim.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, RMSprop
-from nn.registry import entries
+from nn.registry import registered
 
 LAYOUT = Layout(
     {
@@ -276,4 +276,4 @@ def test_wrong_hyper_parameters_are_named():
     ):
         with pytest.raises(ValueError, match=name):
             make()
-    assert sorted(entries("optimizer")) == ["adagrad", "adam", "adamw", "lamb", "lars", "rmsprop", "sgd"]
+    assert sorted(registered("optimizer")) == ["adagrad", "adam", "adamw", "lamb", "lars", "rmsprop", "sgd"]

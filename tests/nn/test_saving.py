@@ -14,7 +14,7 @@ from nn.core.layer import Layer
 from nn.files.description import describe, make
 from nn.initializers import lecun
 from nn.models import build
-from nn.registry import entries
+from nn.registry import registered
 
 SEQUENCE, IMAGE = (4, 8), (7, 9, 4)
 # Every kind of layer, with arguments that are not its defaults, and what it takes.
@@ -95,8 +95,8 @@ def samples(network, count=5):
 
 
 def test_every_kind_of_layer_is_known():
-    assert set(every_kind()) == set(entries("layer"))
-    assert set(entries("layer")) - set(EXAMPLES) == {"Auxiliary", "Subsample", "TiedLinear"}, (
+    assert set(every_kind()) == set(registered("layer"))
+    assert set(registered("layer")) - set(EXAMPLES) == {"Auxiliary", "Subsample", "TiedLinear"}, (
         "those are in the models below"
     )
 
@@ -135,7 +135,7 @@ def test_every_model_comes_back_the_same():
         "lenet5-1998": (28, 28, 1),
     }
     specs = {"encoder": "encoder:8,2,1", "lstm": "lstm:8,2", "transformer": "transformer:8,2,1,1"}
-    for name in entries("model"):
+    for name in registered("model"):
         network = build(specs.get(name, name), shapes.get(name, (71, 71, 3)), 5)
         again = make(json.loads(json.dumps(describe(network.root))))
         assert repr(again) == repr(network.root)
@@ -223,8 +223,8 @@ class Scale(Layer):
 
 
 def test_layers_of_ones_own(tmp_path, monkeypatch):
-    known = dict(entries("layer"))
-    monkeypatch.setitem(registry._ENTRIES, "layer", known)
+    known = dict(registered("layer"))
+    monkeypatch.setitem(registry._REGISTERED, "layer", known)
     network, file = nn.Network(nn.Sequential(nn.Linear(3, 2), Scale(2.5)), (3,)), tmp_path / "x.npz"
     w = np.ones(network.layout.size, np.float32)
     with pytest.raises(TypeError, match=r"files do not know this kind of layer; call nn\.register\(Scale\)"):
@@ -336,7 +336,7 @@ def test_predictions_come_in_batches_of_any_size():
 
 
 def test_a_layer_that_changes_its_arguments_is_not_saved(tmp_path, monkeypatch):
-    monkeypatch.setitem(registry._ENTRIES, "layer", dict(entries("layer")))
+    monkeypatch.setitem(registry._REGISTERED, "layer", dict(registered("layer")))
 
     @nn.register
     class Percent(Layer):

@@ -23,7 +23,7 @@ EVERYTHING = [
 
 def kept(trainer) -> dict[str, np.ndarray]:
     """Copies of the state: all ranks take part, rank 0's counts."""
-    found = {name: np.array(array) for name, array in trainer.entries()}
+    found = {name: np.array(array) for name, array in trainer.state_items()}
     return found if trainer.writer else {}
 
 

@@ -136,7 +136,7 @@ def test_memory_of_all_is_not_written_while_a_rank_reads_it(comm, action):
     many.exchange.meet = lambda what: (tell(), meet(what))
     comm.Barrier()
     if comm.rank == 0:
-        entries = many.entries()
+        entries = many.state_items()
         next(entries)
         for other in range(1, comm.size):
             comm.recv(source=other)
@@ -148,7 +148,7 @@ def test_memory_of_all_is_not_written_while_a_rank_reads_it(comm, action):
         wanted = {name: array * (3 if "velocity" in name else 1) for name, array in kept.items()}
     else:
         wanted = start
-    for name, array in many.entries():
+    for name, array in many.state_items():
         assert np.array_equal(array, wanted[name]), name
     many.close()
 

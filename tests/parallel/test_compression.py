@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import nn
 from nn.core.layer import Sequential
-from nn.registry import entries
+from nn.registry import registered
 from parallel.command.main import main
 from parallel.exchange.compression import parse
 from parallel.exchange.compression.packing import digits, pack, pack_indices, unpack, unpack_indices
@@ -140,7 +140,7 @@ def test_all_that_there_is_is_the_dense_gradient(text):
     assert not any(memory.any() for memory in compressor.memory.values())
 
 
-@pytest.mark.parametrize("text", [name for name in entries("compressor") if name != "powersgd"])
+@pytest.mark.parametrize("text", [name for name in registered("compressor") if name != "powersgd"])
 def test_a_zero_gradient_and_the_padding_stay_zero(text):
     compressor = attached(text)
     assert not sent(compressor, layout().zeros("f8")).any()

@@ -29,12 +29,12 @@ def test_every_strategy_corrects_as_one_process_does(comm):
     from parallel.strategies import AS_ONE, build_trainer
 
     communicator = Communicator(comm)
-    one = dict(train(nn.Trainer).entries())
+    one = dict(train(nn.Trainer).state_items())
     plain = train(nn.Trainer, corrected=False)
-    assert max(np.abs(array - one[name]).max() for name, array in plain.entries()) > 1e-3, "control: without it"
+    assert max(np.abs(array - one[name]).max() for name, array in plain.state_items()) > 1e-3, "control: without it"
     for name, more in [(name, {}) for name in AS_ONE if name not in CHOOSY] + [("ddp", {"node_memory": "off"})]:
         options = Options(strategy=name, batch=10, seed=0, **more)
         many = train(lambda *given, o=options: build_trainer(o, *given, communicator))
-        for entry, array in many.entries():
+        for entry, array in many.state_items():
             if comm.rank == 0:
                 np.testing.assert_allclose(array, one[entry], rtol=1e-12, atol=1e-14, err_msg=f"{name}: {entry}")

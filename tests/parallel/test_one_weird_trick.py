@@ -124,7 +124,7 @@ def test_a_bad_step_changes_nothing_and_is_traced(comm):
     many = make(comm, "shares", "adam")
     good, (x, y, total) = batches("cnn", many.shard, 2)
     many.step(*good)
-    before = {name: np.array(array) for name, array in many.entries()}
+    before = {name: np.array(array) for name, array in many.state_items()}
     bad = x.copy()
     if comm.rank:
         bad[3, 2, 2] = np.nan
@@ -133,7 +133,7 @@ def test_a_bad_step_changes_nothing_and_is_traced(comm):
     n = 1 - comm.rank  # the other rank has no samples
     with pytest.raises(nn.NonFiniteLoss, match="the input on rank 0"):
         many.step(np.full_like(x[:n], np.nan), y[:n], 1)
-    assert all(np.array_equal(before[name], array) for name, array in many.entries())
+    assert all(np.array_equal(before[name], array) for name, array in many.state_items())
     huge = dict(many.local_network.layout.items(many.flat_parameters))["6.W"]
     huge *= 1e200
     dict(many.local_network.layout.items(many.flat_parameters))["9.W"][...] *= 1e200

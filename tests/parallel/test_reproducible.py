@@ -159,7 +159,7 @@ def fingerprint(trainer, model, epochs=1):
     for epoch in range(epochs):
         losses += [trainer.step(*batch) for batch in nn.Loader(data, 32, 1, shard=trainer.shard).epoch(epoch)]
         losses += nn.evaluate(trainer, test).values()
-    state = {name: np.array(array) for name, array in trainer.entries()}
+    state = {name: np.array(array) for name, array in trainer.state_items()}
     sha = hashlib.sha256(b"".join(array.tobytes() for _, array in sorted(state.items())))
     return losses, sha.hexdigest() if trainer.writer else ""
 

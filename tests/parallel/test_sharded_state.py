@@ -42,7 +42,7 @@ def test_a_checkpoint_goes_on_under_any_other_strategy(comm, shared_tmp_path):
             trainer.step(*batch)
         if not i:  # starts from the seed of the others
             trainer.load_state_dict(one_process("mlp", "adam", steps=2)[0].state_dict())
-        entries = list(trainer.entries()) if comm.rank else trainer.entries()
+        entries = list(trainer.state_items()) if comm.rank else trainer.state_items()
         if comm.rank == 0:
             kept.save(entries, {})
         comm.Barrier()
@@ -71,7 +71,7 @@ def test_states_are_checked_and_come_back(comm):
                 trainer.load_state_dict(kept)
             for batch in batches("mlp", trainer.shard)[:3]:
                 trainer.step(*batch)
-            ends.append(hashlib.sha256(b"".join(array.tobytes() for _, array in trainer.entries())).digest())
+            ends.append(hashlib.sha256(b"".join(array.tobytes() for _, array in trainer.state_items())).digest())
         assert ends[0] == ends[1], "the same bits: parameters and moments"
         assert many.digest() != one.digest()
         many.restore(before)
@@ -97,7 +97,7 @@ def test_a_checkpoint_is_written_with_a_unit_in_memory(comm, tmp_path):
     many.ctx.network_context.pool.clear()
     tracemalloc.start()
     try:
-        entries = many.entries()
+        entries = many.state_items()
         if comm.rank == 0:
             kept.save(entries, {})
         else:

@@ -130,10 +130,10 @@ def test_a_bad_step_changes_nothing_and_is_traced(comm):
     x[3, 2, 2] = np.nan
     for trainer in one, many:
         trainer.step(*good)
-        before = {name: np.array(array) for name, array in trainer.entries()}
+        before = {name: np.array(array) for name, array in trainer.state_items()}
         with pytest.raises(nn.NonFiniteLoss, match=r"the input.*samples \[3\]"):
             trainer.step(x, y, total)
-        after = dict(trainer.entries())
+        after = dict(trainer.state_items())
         assert all(np.array_equal(before[name], after[name]) for name in before)
     broken = dict(many.local_network.layout.items(many.flat_parameters))
     if comm.rank:

@@ -302,8 +302,8 @@ class Asynchronous(Served):
 
     # ------------------------------------------------------------------------------------------------ the state
 
-    def entries(self) -> Iterator[tuple[str, np.ndarray]]:
-        yield from super().entries()
+    def state_items(self) -> Iterator[tuple[str, np.ndarray]]:
+        yield from super().state_items()
         yield UPDATES, np.array(self.updates)
         if self.compensate:
             mine = self.server.compensation.mean_square if self.serves else None

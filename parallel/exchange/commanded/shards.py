@@ -177,7 +177,7 @@ class Commanded(Exchange):
         self.mesh.communicator.Gatherv(mine, [whole, counts, places, None] if first else None, root=0)
         return whole
 
-    def entries(self) -> Iterator[tuple[str, np.ndarray]]:
+    def state_items(self) -> Iterator[tuple[str, np.ndarray]]:
         """Vectors come from the shards to rank 0, one after the other; elsewhere an entry is empty."""
         nothing = np.empty(0, self.dtype)
         for name in ("w", *self.optimizer.slots):

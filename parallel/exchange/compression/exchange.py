@@ -72,16 +72,16 @@ class Compressed(Exchange):
     def kinds(self):
         return super().kinds() | self.memories.kinds()
 
-    def entries(self):
-        yield from super().entries()
-        yield from self.memories.entries()
+    def state_items(self):
+        yield from super().state_items()
+        yield from self.memories.state_items()
 
     def kept(self):
-        yield from super().entries()
+        yield from super().state_items()
         yield from self.memories.kept()
 
     def load(self, state):
-        for name, array in super().entries():
+        for name, array in super().state_items():
             array[...] = state[name]
         self.memories.load(state)
 
@@ -123,7 +123,7 @@ class Memories:
             if memory is not None:
                 yield from ((f"{PREFIX}{name}/{key}", array) for key, array in self.layout.items(memory))
 
-    def entries(self) -> Iterator[tuple[str, np.ndarray]]:
+    def state_items(self) -> Iterator[tuple[str, np.ndarray]]:
         """As `kept`, with the rows of all ranks (collective); empty where this rank computes no gradients."""
         for name, array in self.shared.items():
             yield PREFIX + name, array

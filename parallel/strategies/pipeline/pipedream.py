@@ -163,9 +163,9 @@ class Stashed(LocalUpdate):
         super().forget()
         self.pass_.forget()
 
-    def entries(self):
+    def state_items(self):
         """Also the updates of each array, so that another cut into stages goes on with them."""
-        yield from super().entries()
+        yield from super().state_items()
         yield from ((UPDATES + name, self.made) for name in self.layout.specs)
 
     def own_kinds(self):
@@ -173,12 +173,12 @@ class Stashed(LocalUpdate):
 
     def load(self, state):
         counts = [int(state.get(UPDATES + name, state["steps"])) for name in self.layout.specs]
-        for name, array in super().entries():
+        for name, array in super().state_items():
             array[...] = state[name]
         self.made[...] = max(counts)
 
     def kept(self):
-        yield from super().entries()
+        yield from super().state_items()
         yield "updates", self.made
 
     def describe(self):
