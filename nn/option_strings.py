@@ -1,4 +1,4 @@
-"""Texts with keys, as options have them: one grammar for schedules, clips, compressors, augmentation and models.
+"""Option strings, one grammar for schedules, clips, compressors, augmentation and models.
 
 NAME[:PART,PART,...]      a PART is a VALUE, for the next key in order, or KEY=VALUE
 
@@ -13,40 +13,40 @@ WORDS = {int: "a whole number", float: "a number", bool: "0 or 1", str: "a text"
 
 
 def split(text: str) -> tuple[str, list[str]]:
-    """The name, and the parts behind the colon: "crop:4" -> ("crop", ["4"])."""
+    """Return the name and the parts after the colon: "crop:4" -> ("crop", ["4"])."""
     name, _, rest = text.partition(":")
     return name, rest.split(",") if rest else []
 
 
 def join(name: str, parts: list[str]) -> str:
-    """What `split` takes apart."""
+    """Return the text that `split` splits."""
     return f"{name}:{','.join(parts)}" if parts else name
 
 
-def convert(name: str, parts: list[str], kinds: Mapping[str, type], by_place: bool = True) -> dict[str, object]:
-    """The values by their keys, each of its kind.
+def convert(name: str, parts: list[str], kinds: Mapping[str, type], positional: bool = True) -> dict[str, object]:
+    """Return {key: value}, each value of its kind.
 
     Parameters
     ----------
     name : str
-        What takes these keys, for messages.
+        Name of what takes these keys, for messages.
     parts : list of str
-        As `split` gives them; empty ones count nothing.
+        As `split` returns them; empty ones are ignored.
     kinds : dict
         Key -> int, float, bool (0 or 1), str, or tuple (of floats, with / between them).
-    by_place : bool
+    positional : bool
         Whether parts without a key are the values of the first keys.
 
     Raises
     ------
     ValueError
-        A part that has no key, a key that is not there, twice, or a value that is not of its kind.
+        An unknown key, a key that is given twice, or a value that is not of its kind.
     """
     found: dict[str, object] = {}
-    for place, part in enumerate(filter(None, parts)):
+    for i, part in enumerate(filter(None, parts)):
         key, equals, value = part.partition("=")
-        if not equals and by_place and place < len(kinds) and len(found) == place:
-            key, value = list(kinds)[place], part
+        if not equals and positional and i < len(kinds) and len(found) == i:
+            key, value = list(kinds)[i], part
         if key not in kinds or not value or key in found:
             known = ", ".join(f"{key}={'TEXT' if kind is str else 'NUMBER'}" for key, kind in kinds.items())
             raise ValueError(f"what is {part!r}? {name} takes {known or 'nothing'}")

@@ -80,7 +80,7 @@ def report(network: Network) -> str:
 def _first_layers(ctx) -> set[str]:
     """Paths of the layers whose input needs no gradient."""
     inner = [_first_layers(child) for child in ctx.children]
-    return set().union(*inner) if inner else {ctx.path} if ctx.first else set()
+    return set().union(*inner) if inner else {ctx.path} if ctx.is_first else set()
 
 
 def _short(layer: Layer) -> str:

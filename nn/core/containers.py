@@ -55,7 +55,7 @@ class Residual(Layer):
     def plan(self, ctx):
         for child in ctx.children:  # x and gy go two ways: nobody may overwrite them
             child.may_overwrite_input = child.may_overwrite_grad = False
-            child.first = ctx.first
+            child.is_first = ctx.is_first
 
     def forward(self, p, x, ctx):
         y, kept = ctx.children[0].forward(p[0], x)
@@ -116,7 +116,7 @@ class Parallel(Layer):
     def plan(self, ctx):
         for child in ctx.children:
             child.may_overwrite_input, child.may_overwrite_grad = False, True  # gy is a copy made here
-            child.first = ctx.first
+            child.is_first = ctx.is_first
 
     def forward(self, p, x, ctx):
         outputs, saved = [], []

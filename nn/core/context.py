@@ -183,7 +183,7 @@ class LayerContext:
         Of this layer's parameters; bound by the network's backward.
     arrays : dict of arrays
         Those of a layer without children, by name.
-    first : bool
+    is_first : bool
         No parameters before this layer: dLoss/dx is needed only if the whole network's is.
     may_overwrite_input, may_overwrite_grad : bool
         Whether forward may overwrite x, and backward gy: nobody else needs them.
@@ -200,8 +200,8 @@ class LayerContext:
         "buffers",
         "children",
         "end",
-        "first",
         "gradients",
+        "is_first",
         "layer",
         "may_overwrite_grad",
         "may_overwrite_input",
@@ -222,7 +222,7 @@ class LayerContext:
     ):
         self.network_context, self.layer, self.path, self.children = network_context, layer, path, children
         self.buffers, self.end, self.gradients = buffers, end, None
-        self.first = self.may_overwrite_input = self.may_overwrite_grad = self.shared = False
+        self.is_first = self.may_overwrite_input = self.may_overwrite_grad = self.shared = False
         self.unchecked: Checks | None = None
 
     # ------------------------------------------------------------------------------------ for a layer's author
@@ -235,7 +235,7 @@ class LayerContext:
     @property
     def needs_input_grad(self) -> bool:
         """Whether backward has to return dLoss/dx; else it may return None in its place."""
-        return not self.first or self.network_context.input_gradient
+        return not self.is_first or self.network_context.input_gradient
 
     def empty(self, shape: Shape, dtype) -> np.ndarray:
         """Return a new array for results; its memory is used again once nobody refers to it."""

@@ -219,7 +219,7 @@ class Sequential(Layer):
             free = {"new": True, "kept": False, "view": free}[layer.gradient]
         start = ctx.children[0].end if ctx.children else ctx.end
         for child in ctx.children:  # the layers up to and with the first that has parameters
-            child.first = ctx.first and child.end == start
+            child.is_first = ctx.is_first and child.end == start
 
     def forward(self, p, x, ctx):
         saved = []

@@ -160,7 +160,7 @@ class Network:
         pool = pool or MemoryPool()
         context = NetworkContext(pool, seed, MixedPrecision(pool) if self.mixed else None, self.dtype)
         ctx = self._contexts(self.root, "", context, self.buffer_layout.views(buffers))
-        ctx.first, ctx.may_overwrite_grad = True, may_overwrite_grad
+        ctx.is_first, ctx.may_overwrite_grad = True, may_overwrite_grad
         _plan(self.root, ctx)
         return ctx
 

@@ -140,7 +140,7 @@ def _arguments(spec: str, builder: Callable[..., Layer], parts: list[str]) -> tu
         ) from None
     free = [p.name for p in list(parameters.values())[2:] if p.kind is not p.VAR_POSITIONAL and p.name != "activation"]
     kinds = {key: type(parameters[key].default) for key in free[len(numbers) :]}
-    return numbers, option_strings.convert(f"model {name}", parts[len(numbers) :], kinds, by_place=False)
+    return numbers, option_strings.convert(f"model {name}", parts[len(numbers) :], kinds, positional=False)
 
 
 def _numbers(builder: Callable[..., Layer]) -> str:

@@ -121,7 +121,7 @@ class Auxiliary(Layer):
     def plan(self, ctx):
         for child in ctx.children:
             child.may_overwrite_input = child.may_overwrite_grad = False
-            child.first = ctx.first
+            child.is_first = ctx.is_first
 
     def forward(self, p, x, ctx):
         main, saved = ctx.children[0].forward(p[0], x)

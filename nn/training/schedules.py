@@ -159,7 +159,7 @@ def parse(
         make = getattr(kind, "in_epochs", lambda epochs, lr, **keys: kind(lr, **keys))
         types = option_types(getattr(kind, "in_epochs", kind))
         types.pop("lr", None)
-        keys = _in_range(option_strings.convert(name, parts, types | COMMON_KEYS, by_place=False))
+        keys = _in_range(option_strings.convert(name, parts, types | COMMON_KEYS, positional=False))
         start = keys.pop("warmup_from", lr if "base_batch" in keys else 0.0)
         warmup, base_batch = keys.pop("warmup", 0.0), keys.pop("base_batch", None)
         times = Epochs(epochs, steps_per_epoch, warmup)

@@ -158,7 +158,7 @@ def checkpoint_policy(options: Options) -> dict:
 
     name, parts = option_strings.split(options.checkpoint)
     try:
-        keep = option_strings.convert(name, parts, {"keep": int}, by_place=False).get("keep", 2)
+        keep = option_strings.convert(name, parts, {"keep": int}, positional=False).get("keep", 2)
     except ValueError as error:
         raise OptionError(f"--checkpoint {options.checkpoint}: {error}") from None
     if keep < 2:

@@ -53,7 +53,7 @@ def mesh(options) -> dict[str, int]:
     from nn import option_strings
 
     try:
-        found = option_strings.convert("it", options.mesh.split(","), dict.fromkeys(AXES, int), by_place=False)
+        found = option_strings.convert("it", options.mesh.split(","), dict.fromkeys(AXES, int), positional=False)
     except ValueError as error:
         raise OptionError(f"--mesh {options.mesh}: {error}; such as --mesh data=2,pipeline=2") from None
     if not found:

@@ -17,7 +17,7 @@ def test_values_come_by_place_and_by_key():
     assert convert("dgc", ["0.5", "clip=3"], KINDS) == {"ratio": 0.5, "clip": 3}
     assert convert("dgc", ["0.5", "3", "0"], KINDS) == {"ratio": 0.5, "clip": 3, "masking": False}
     assert convert("dgc", ["metric=loss", "at=1/2.5"], KINDS) == {"metric": "loss", "at": (1.0, 2.5)}
-    assert convert("mesh", ["data=2", "pipeline=4"], {"data": int, "pipeline": int}, by_place=False) == {
+    assert convert("mesh", ["data=2", "pipeline=4"], {"data": int, "pipeline": int}, positional=False) == {
         "data": 2,
         "pipeline": 4,
     }

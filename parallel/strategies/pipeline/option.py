@@ -61,7 +61,7 @@ def schedule(options) -> Schedule:
     if name == "pipedream":
         kinds = {"micro": int, "cuts": tuple, "vertical_sync": bool, "replicas": tuple}
     try:
-        found = option_strings.convert(name, parts, kinds, by_place=False)
+        found = option_strings.convert(name, parts, kinds, positional=False)
     except ValueError as error:
         raise OptionError(f"--pipeline {options.pipeline}: {error}") from None
     for key in ("micro", "chunks"):
