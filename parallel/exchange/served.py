@@ -284,7 +284,7 @@ class Served(Exchange):
         return self.mesh.bcast(problem if self.mesh.rank == 0 else None)
 
     def load(self, state):
-        """Each rank takes its own of what the first one is given; of what an encoder keeps, of what it is given."""
+        """Each rank takes its own of what the first one is given."""
         whole = functools.partial(self._whole, state)
         vector = np.concatenate([whole("param"), whole("state", self.network.buffer_layout)])
         if self.works:
@@ -295,8 +295,8 @@ class Served(Exchange):
             values = whole(f"optimizer/{slot}")
             if self.serves:
                 self.slots[slot][:] = values[self.own]
-        if self.memories and self.works:
-            self.memories.load(state)
+        if self.memories:
+            self.memories.load_from_first(state)
 
     def _whole(self, state, kind: str, layout: Layout | None = None) -> np.ndarray:
         """What a state has of one kind on the first rank, as a flat array on all."""

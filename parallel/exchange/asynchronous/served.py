@@ -349,8 +349,8 @@ class Asynchronous(Served):
             if self.serves:
                 self.server.compensation.mean_square[:] = values[self.own]
         self._count_from(int(steps) * len(self.workers) if updates is None else int(updates))
-        if self.memories and self.mesh.rank in self.workers:
-            self.memories.load(state)
+        if self.memories:
+            self.memories.load_from_first(state)
 
     def _count_from(self, updates: int) -> None:
         self.updates = updates

@@ -176,6 +176,17 @@ class Memories:
             shared = key.removeprefix(PREFIX) in self.shared
             array[...] = state[key] if shared else state[key][self.mesh.index]
 
+    def load_from_first(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take over this rank's of what the first rank is given, array after array (collective)."""
+        first, mine = self.mesh.rank == 0, dict(self.kept())
+        given = self.completed(state) if first else {}
+        for key, (shape, dtype) in self.kinds().items():
+            array = np.ascontiguousarray(given[key], dtype) if first else np.empty(shape, dtype)
+            self.mesh.communicator.Bcast(array, root=0)
+            if key in mine:
+                shared = key.removeprefix(PREFIX) in self.shared
+                mine[key][...] = array if shared else array[self.mesh.index]
+
 
 def deal(rows: np.ndarray, size: int) -> np.ndarray:
     """Memories of some ranks as those of `size` ranks: their sum stays the same."""
