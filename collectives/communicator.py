@@ -378,7 +378,7 @@ class Communicator(MPI.Intracomm):
         The second line is the path of a call that is new, from file to file of this package, in reading order.
         A call that has been seen before goes from communicator.py by running/plan_cache.py to executor/plan.py.
         """
-        said, schedules = self._explanation(operation, count, dtype, op, algorithm)
+        reason, schedules = self._explanation(operation, count, dtype, op, algorithm)
         build, method = next((build, names[0]) for build, names in PLANNED_BY.items() if names[1] == operation)
         files = [f"communicator.py {method}", file_of(build), "choosing/selection.py"]
         if any(schedule is shared for schedule in map(inspect.getmodule, schedules)):
@@ -389,7 +389,7 @@ class Communicator(MPI.Intracomm):
             files += [" or ".join(names), "executor/program.py", "executor/plan.py"]
         else:
             files.append("the MPI library")
-        return f"{said}\n  {' -> '.join(files)}"
+        return f"{reason}\n  {' -> '.join(files)}"
 
     def _explanation(self, operation, count, dtype, op, algorithm) -> tuple[str, list[Callable]]:
         """Return which algorithm a call runs and why, and the schedules that it may be; none for the library's."""
@@ -409,17 +409,17 @@ class Communicator(MPI.Intracomm):
         }
         call = Call(operation, count * dtype.itemsize, ordered=ordered, **properties)
         name, why = selection.reason(asked, call)
-        said = f"{title}: {name}, because {why}"
+        text = f"{title}: {name}, because {why}"
         if name not in NODE_MEMORY:
-            return said, [] if name == "native" else [ALGORITHMS[operation][name].rounds]
+            return text, [] if name == "native" else [ALGORITHMS[operation][name].rounds]
         several = selection.place == "nodes"
         variants = [
             n for n, e in ALGORITHMS[operation].items() if SHARED_MEMORY in e.needs and (NODES in e.needs) == several
         ]
         if self._planner.library_for_private(name, asked, operation, call.nbytes):
             variants = ["shared_arrays"]
-        said += f"; by where the arrays lie that is the schedule {' or '.join(variants)} of algorithms/shared.py"
-        return said, [ALGORITHMS[operation][variant].rounds for variant in variants]
+        text += f"; by where the arrays lie that is the schedule {' or '.join(variants)} of algorithms/shared.py"
+        return text, [ALGORITHMS[operation][variant].rounds for variant in variants]
 
     def compile(
         self,

@@ -187,13 +187,13 @@ def difference(have, want) -> str:
     missing = sorted({r for r, _ in set(want) - set(have)})
     twice = sorted({r for r, i in set(have) if have.count((r, i)) > 1})
     foreign = sorted(set(have) - set(want))
-    said = []
+    problems = []
     if missing:
-        said.append(f"the operands of ranks {missing} are missing")
+        problems.append(f"the operands of ranks {missing} are missing")
     if twice:
-        said.append(f"those of ranks {twice} are in it more than once")
+        problems.append(f"those of ranks {twice} are in it more than once")
     if foreign:
-        said.append(f"(rank, index) {foreign[:4]} do not belong there")
-    if not said:
-        said.append(f"the operands are out of rank order: {[r for r, _ in have]}")
-    return "; ".join(said)
+        problems.append(f"(rank, index) {foreign[:4]} do not belong there")
+    if not problems:
+        problems.append(f"the operands are out of rank order: {[r for r, _ in have]}")
+    return "; ".join(problems)

@@ -443,8 +443,8 @@ class Simulation:
                 if then.round < clock[other]:
                     break  # this one and all earlier ones are over
                 if (now.writes or then.writes) and overlap(place, then.slice):
-                    said = f"{now}, and {then}: no Barrier and no message says who is first"
-                    raise Race(said, (then.rank, then.round))
+                    message = f"{now}, and {then}: no Barrier and no message says who is first"
+                    raise Race(message, (then.rank, then.round))
         seen.setdefault(now.rank, []).append(now)
 
 

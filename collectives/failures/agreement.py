@@ -72,7 +72,7 @@ def describe_call(name, method, communicator, args, kwargs, in_words) -> str:
     given = inspect.signature(method).bind(*args, **kwargs)
     given.apply_defaults()
     values = given.arguments
-    said = []
+    facts = []
     size, rank = communicator.Get_size(), communicator.Get_rank()
     if not blocking.endswith("v"):
         send, recv = values.get("sendbuf", values.get("buf")), values.get("recvbuf")
@@ -83,11 +83,11 @@ def describe_call(name, method, communicator, args, kwargs, in_words) -> str:
         elif absent(send):
             own, parts = recv, size if blocking in ("Allgather", "Gather", "Alltoall", "Reduce_scatter_block") else 1
         if own is not None:
-            said.append(in_words(own, parts))
+            facts.append(in_words(own, parts))
     if "op" in values:
-        said.append(describe(values["op"]))
+        facts.append(describe(values["op"]))
     if "root" in values:
-        said.append(f"root {int(values['root'])}")
+        facts.append(f"root {int(values['root'])}")
     if values.get("recvcounts") is not None:
-        said.append(f"counts {list(values['recvcounts'])}")
-    return f"{name}({', '.join(said)})"
+        facts.append(f"counts {list(values['recvcounts'])}")
+    return f"{name}({', '.join(facts)})"

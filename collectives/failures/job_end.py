@@ -39,8 +39,8 @@ def install_excepthooks():
     def failed_in_thread(arguments):
         kind, error, trace, thread = arguments
         if not issubclass(kind, SystemExit):
-            said = "".join(traceback.format_exception(kind, error, trace))
-            abort(1, f"{place}, thread {thread.name if thread else '?'}: {kind.__name__}: {error}\n{said}")
+            message = "".join(traceback.format_exception(kind, error, trace))
+            abort(1, f"{place}, thread {thread.name if thread else '?'}: {kind.__name__}: {error}\n{message}")
         if error.code:
             abort(status_of(error.code), f"{place}, thread {thread.name if thread else '?'}: sys.exit({error.code!r})")
 
@@ -118,8 +118,8 @@ def abort_on_failure(received: Sequence[int] = ()):
         if issubclass(kind, KeyboardInterrupt):
             number = received[0] if received else signal.SIGINT
             abort(128 + number, f"{place}: ended by {signal.Signals(number).name}")
-        said = "".join(traceback.format_exception(kind, error, trace))
-        abort(1, f"{place}: {kind.__name__}: {error}\n{said}")
+        message = "".join(traceback.format_exception(kind, error, trace))
+        abort(1, f"{place}: {kind.__name__}: {error}\n{message}")
 
     def at_exit():
         code = statuses[-1] if statuses else None
@@ -166,12 +166,12 @@ def rank_of_world() -> str:
     return f"rank {MPI.COMM_WORLD.Get_rank()} of {MPI.COMM_WORLD.Get_size()}"
 
 
-def abort(status: int, said: str):
+def abort(status: int, message: str):
     """Say why, and end all ranks."""
     from mpi4py import MPI
 
     sys.stdout.flush()
-    sys.stderr.write(said if said.endswith("\n") else said + "\n")
+    sys.stderr.write(message if message.endswith("\n") else message + "\n")
     sys.stderr.flush()
     if not MPI.Is_finalized():
         MPI.COMM_WORLD.Abort(status)

@@ -36,8 +36,8 @@ def unregister(comm: MPI.Intracomm) -> MPI.Intracomm:
     return comm
 
 
-def of_a_death(error: BaseException) -> bool:
-    """Return whether MPI says by it that a rank has died, or that others have been told so."""
+def is_rank_death(error: BaseException) -> bool:
+    """Return whether MPI reports by an error that a rank has died, or that a communicator was revoked."""
     if _made is not None and isinstance(error, Aborted):
         return error.death
     kinds = MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED

@@ -10,9 +10,9 @@
       cycle: 0 -> 1 -> 0
 
 Each rank has a thread that looks ten times a second how many calls have begun, and answers the threads of other ranks,
-over a communicator of its own. Every call notes itself, with its arguments (`counting`, some 0.3 us); only where there
-have been no more for so long does the thread look where in the program that is. Needs MPI.THREAD_MULTIPLE, which mpi4py
-asks for by default.
+over a communicator of its own. Every call registers itself, with its arguments (`counting`, some 0.3 us); only where
+there have been no more for so long does the thread look where in the program that is. Needs MPI.THREAD_MULTIPLE, which
+mpi4py asks for by default.
 """
 
 import atexit
@@ -25,7 +25,7 @@ from mpi4py import MPI
 
 from collectives.failures.awake import Awake
 from collectives.failures.cycle import find_cycle
-from collectives.failures.revocation import of_a_death
+from collectives.failures.revocation import is_rank_death
 from collectives.progress import Calls, Doing, in_flight, outside, where
 
 LOOK = 0.1  # seconds between two looks at the main thread
@@ -78,7 +78,7 @@ def describe(value) -> str:
 
 
 def counting(name: str, method: Callable, calls: Calls, agree: Callable | None = None) -> Callable:
-    """Return a method that notes its calls; `agree(name, method, args, kwargs)` is called before each collective."""
+    """Return a method that registers its calls; `agree(name, method, args, kwargs)` precedes each collective."""
     collective = name in COLLECTIVE
 
     def call(*args, **kwargs):
@@ -147,20 +147,20 @@ class Watchdog(threading.Thread):
         try:
             self.look_after()
         except MPI.Exception as error:
-            if not of_a_death(error):
+            if not is_rank_death(error):
                 raise
 
     def look_after(self):
         """What the thread does, until it is to end, or ranks have died: then there is nobody to ask."""
         patience = self.limit + min(0.3 * self.rank, self.limit)  # so that as a rule one rank reports
-        said = None  # the call that was reported
+        reported = None  # the call that was reported
         while not self.ended.wait(LOOK):
             self.answer()
             self.look()
             early = self.asked > self.since or self.clock.now() - self.since < patience
-            if self.seen == said or early or self.doing() is None:  # None where it computes
+            if self.seen == reported or early or self.doing() is None:  # None where it computes
                 continue
-            said = self.seen
+            reported = self.seen
             print(self.report(self.ask()), file=sys.stderr, flush=True)
             if self.abort:
                 self.comm.Abort(STATUS)
@@ -235,14 +235,14 @@ class Watchdog(threading.Thread):
         """Return what this rank is in."""
         doing, at = self.doing(), self.place()
         state = {"collectives": self.seen[0], "call": "", "at": at, "aborted": self.calls.aborted}
-        state["begun"] = [said for queue in tuple(in_flight) for said in begun(queue, self.calls)]
+        state["begun"] = [call for queue in tuple(in_flight) for call in begun(queue, self.calls)]
         if doing is None:
             others = [getattr(calls(), "current", None) for calls in tuple(Calls.instances)]
             state |= next(({"elsewhere": other.name} for other in others if other), {})
             return state
         name, args, kwargs, number, late = doing
-        said = [describe(a) for a in args] + [f"{key}={describe(a)}" for key, a in kwargs.items()]
-        state |= {"name": name, "call": f"{name}({', '.join(said)})", "at": at}
+        words = [describe(a) for a in args] + [f"{key}={describe(a)}" for key, a in kwargs.items()]
+        state |= {"name": name, "call": f"{name}({', '.join(words)})", "at": at}
         state["seconds"] = self.clock.now() - self.since
         if number is not None:
             state["collectives"] = number

@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from collectives.failures.aborted import Aborted, cause_of
 from collectives.failures.awake import Awake
-from collectives.failures.revocation import of_a_death
+from collectives.failures.revocation import is_rank_death
 from collectives.node_memory.files import open_first
 from collectives.progress import Calls, Doing, advance_all, in_flight
 
@@ -290,7 +290,7 @@ class Flags:
         try:
             self._wait_long(line, there, what, expected)
         except BaseException as error:
-            self.abort(cause_of(error, f"rank {self.rank}", what), of_a_death(error))
+            self.abort(cause_of(error, f"rank {self.rank}", what), is_rank_death(error))
             raise
         finally:
             calls.current = before

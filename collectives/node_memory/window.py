@@ -29,7 +29,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.failures.aborted import cause_of
-from collectives.failures.revocation import of_a_death, register, unregister
+from collectives.failures.revocation import is_rank_death, register, unregister
 from collectives.node_memory import plans
 from collectives.node_memory.files import identity, map_file, open_that
 from collectives.node_memory.flags import Flags, Word, signature_of
@@ -122,7 +122,7 @@ class SharedWindow:
 
     def abort(self, what: str, error: BaseException, place: str = "") -> None:
         """This rank has ended a call early: no later one can be trusted, here or on another rank."""
-        self.flags.abort(cause_of(error, f"rank {self.rank}", what), of_a_death(error))
+        self.flags.abort(cause_of(error, f"rank {self.rank}", what), is_rank_death(error))
         self.on_abort(error, place)
 
     def empty(self, shape: int | tuple[int, ...], dtype=float) -> np.ndarray:

@@ -75,7 +75,7 @@ def refuse_undefined(op, datatype):
     DEFINED.add(key)
 
 
-def everywhere(operation, planner, sendbuf, recvbuf, op, asked):
+def reduce_on_every_rank(operation, planner, sendbuf, recvbuf, op, asked):
     """Every rank gets a result of the same length, made in its receive buffer."""
     send, recv = operands(sendbuf, recvbuf)
     name = choice(planner, operation, asked, recv, recv.count, op)
@@ -100,7 +100,7 @@ def everywhere(operation, planner, sendbuf, recvbuf, op, asked):
     return planner.plan(program, {"x": x}, before, (), keep, message=recv, op=op)
 
 
-allreduce, scan, exscan = (partial(everywhere, operation) for operation in ("allreduce", "scan", "exscan"))
+allreduce, scan, exscan = (partial(reduce_on_every_rank, operation) for operation in ("allreduce", "scan", "exscan"))
 
 
 def reduce(planner, sendbuf, recvbuf, op, root, asked):

@@ -78,7 +78,7 @@ class Membership:
 
     def died(self, error: BaseException) -> bool:
         """Whether an exception is the consequence of a death."""
-        if revocation.of_a_death(error):
+        if revocation.is_rank_death(error):
             return True
         end = time.monotonic() + SEEN
         while time.monotonic() < end:

@@ -753,7 +753,7 @@ def test_explain(communicator, ranks):
 
     explain = lambda *given, **more: communicator.explain(*given, **more).splitlines()[0]
     files = {
-        "scan": "running/plan_reductions.py everywhere -> choosing/selection.py -> algorithms/scan.py doubling -> ",
+        "scan": "plan_reductions.py reduce_on_every_rank -> choosing/selection.py -> algorithms/scan.py doubling -> ",
         "gather": "running/plan_moves.py gather -> choosing/selection.py -> algorithms/gather.py flat -> ",
         "allgather": "running/plan_moves.py allgather -> choosing/selection.py -> the MPI library",
     }

@@ -516,8 +516,8 @@ def test_who_is_told_of_a_death_by_another_rank_knows_it_for_one(comm, monkeypat
         with pytest.raises(Aborted, match="rank 0 was told") as caught:
             window.flags.barrier("the test")
         monkeypatch.setattr(revocation, "_made", None)
-        assert not revocation.of_a_death(caught.value)
+        assert not revocation.is_rank_death(caught.value)
         monkeypatch.setattr(revocation, "_made", {})
-        assert revocation.of_a_death(caught.value) == death
+        assert revocation.is_rank_death(caught.value) == death
         monkeypatch.setattr(revocation, "_made", None)
         window.free()
