@@ -32,7 +32,7 @@ from collectives.node_memory.files import unlink_library_memory
 from collectives.node_memory.reduction import libraries_differ
 from collectives.progress import Calls, in_flight, outside, where, with_progress
 from collectives.running import plan_moves, plan_reductions
-from collectives.running.buffers import in_words, incoming, on_device
+from collectives.running.buffers import for_library, in_words, incoming
 from collectives.running.custom_schedules import compile_rounds
 from collectives.running.nonblocking import PersistentRequest, Queue
 from collectives.running.plan_cache import PlanCache, fingerprint
@@ -522,7 +522,7 @@ class Communicator(MPI.Intracomm):
         if self._broken:
             raise Aborted(self._broken)
         asked = self._planner.asked(PLANNED_BY[build][1], algorithm)
-        native = asked == "native" or any(map(on_device, buffers))
+        native = asked == "native" or any(map(for_library, buffers))
         plan = NATIVE if native else build(self._planner, *buffers, *more, asked)
         if key is not None:
             self._cache.put(key, plan)
@@ -553,7 +553,7 @@ class Communicator(MPI.Intracomm):
 
     def _recvcounts(self, recvcounts, recvbuf):
         """Return the elements of every rank's block, which the ranks send each other where they are not given."""
-        if recvcounts is not None or on_device(recvbuf):
+        if recvcounts is not None or for_library(recvbuf):
             return recvcounts
         return self.allgather(incoming(recvbuf).count)
 

@@ -2,10 +2,10 @@
 
 The forms are mpi4py's (its documentation, "Communicating memory buffers"): an object with the buffer protocol, or
 DLPack in this machine's memory; [data, datatype], [data, count, datatype], [data, (count, displacement), datatype]; and
-for the vector methods [data, counts, displacements, datatype] with sequences. Memory of another device, by the CUDA
-array interface, is the MPI library's: a call with it is mpi4py's own, on all ranks. Derived datatypes that are not
-contiguous are refused: algorithm="native" on every rank takes them. A message names memory by its address and keeps
-nothing alive: the caller's buffer is alive while the call that it was given to lasts.
+for the vector methods [data, counts, displacements, datatype] with sequences. What only the MPI library can use is left
+to it: memory of another device (CUDA array interface), and derived datatypes that are not contiguous. A call with such
+a buffer is mpi4py's own, and must be so on every rank. A message names memory by its address and keeps nothing alive:
+the caller's buffer is alive while the call that it was given to lasts.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,6 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.executor.memory import allocate, array, copying
-
-LIBRARY = 'pass algorithm="native" on every rank for the MPI library\'s own collective'
 
 
 class Elements(NamedTuple):
@@ -50,7 +48,7 @@ def elements_of(datatype: MPI.Datatype) -> Elements:
     known = PREDEFINED.get(datatype.handle)
     if known is None:
         if not is_contiguous(datatype):
-            raise TypeError(f"{datatype.name or 'a derived datatype'} is not contiguous: pass a copy, or {LIBRARY}")
+            raise TypeError(f"{datatype.name or 'a derived datatype'} is not contiguous: pass a copy")
         size, itemsize = datatype.Get_size(), datatype.Get_extent()[1]
         try:
             dtype = np.dtype(datatype.tocode()) if datatype.is_predefined and size == itemsize else None
@@ -96,7 +94,7 @@ class Message:
 
     def __init__(self, spec, parts: int = 1, vector: bool = False):
         buf, counts, displacements, datatype = split(spec, vector)
-        if on_device(buf):
+        if hasattr(buf, "__cuda_array_interface__"):
             raise TypeError(f"message: {type(buf).__name__} is memory of another device: pass a copy")
         memory = MPI.buffer(b"" if buf is None else buf)
         if datatype is None:
@@ -131,9 +129,11 @@ class Message:
         return array(self.bytes(0, self.count if count is None else count), self.elements.dtype)
 
 
-def on_device(spec) -> bool:
-    """Return whether a buffer is memory of another device, by the CUDA array interface."""
-    return hasattr(spec[0] if isinstance(spec, list | tuple) and spec else spec, "__cuda_array_interface__")
+def for_library(spec) -> bool:
+    """Return whether only the MPI library takes a buffer: memory of another device, or elements with holes."""
+    data, *rest = spec if isinstance(spec, list | tuple) and spec else (spec,)
+    derived = (item for item in rest if isinstance(item, MPI.Datatype))
+    return hasattr(data, "__cuda_array_interface__") or not all(map(is_contiguous, derived))
 
 
 def split(spec, vector):
