@@ -1,11 +1,11 @@
 """What mpi4py's upper-case methods accept as a buffer, taken apart into memory, count and datatype.
 
-The forms are mpi4py's (its documentation, "Communicating memory buffers"): an object with the buffer protocol, or
-DLPack in this machine's memory; [data, datatype], [data, count, datatype], [data, (count, displacement), datatype]; and
-for the vector methods [data, counts, displacements, datatype] with sequences. What only the MPI library can use is left
-to it: memory of another device (CUDA array interface), and derived datatypes that are not contiguous. A call with such
-a buffer is mpi4py's own, and must be so on every rank. A message names memory by its address and keeps nothing alive:
-the caller's buffer is alive while the call that it was given to lasts.
+The forms are mpi4py's (its documentation, "Communicating memory buffers"): an object with the buffer protocol; [data,
+datatype], [data, count, datatype], [data, (count, displacement), datatype]; and for the vector methods [data, counts,
+displacements, datatype] with sequences. The MPI library has the others (`for_library`): arrays by DLPack or the CUDA
+array interface, and derived datatypes that are not contiguous. A call with such a buffer is mpi4py's own, and must be
+so on every rank. A message names memory by its address and keeps nothing alive: the caller's buffer is alive while the
+call that it was given to lasts.
 """
 
 from collections.abc import Sequence
@@ -44,11 +44,9 @@ PREDEFINED: dict[int, Elements] = {}  # by handle
 
 
 def elements_of(datatype: MPI.Datatype) -> Elements:
-    """Return the elements of a datatype; TypeError where it is derived and not contiguous."""
+    """Return the elements of a datatype, which is contiguous."""
     known = PREDEFINED.get(datatype.handle)
     if known is None:
-        if not is_contiguous(datatype):
-            raise TypeError(f"{datatype.name or 'a derived datatype'} is not contiguous: pass a copy")
         size, itemsize = datatype.Get_size(), datatype.Get_extent()[1]
         try:
             dtype = np.dtype(datatype.tocode()) if datatype.is_predefined and size == itemsize else None
@@ -94,11 +92,13 @@ class Message:
 
     def __init__(self, spec, parts: int = 1, vector: bool = False):
         buf, counts, displacements, datatype = split(spec, vector)
-        if hasattr(buf, "__cuda_array_interface__"):
-            raise TypeError(f"message: {type(buf).__name__} is memory of another device: pass a copy")
+        if for_library(spec):
+            raise TypeError(
+                f"message: {type(buf).__name__}, or its datatype, is the MPI library's alone: pass a NumPy copy"
+            )
         memory = MPI.buffer(b"" if buf is None else buf)
         if datatype is None:
-            datatype = "B" if buf is None else typecode(buf)
+            datatype = "B" if buf is None else memoryview(buf).format
         self.elements = elements_of_code(datatype) if isinstance(datatype, str) else elements_of(datatype)
         self.datatype, self.float16, self.itemsize, _ = self.elements
         have = memory.nbytes // self.itemsize if self.itemsize else 0
@@ -130,10 +130,11 @@ class Message:
 
 
 def for_library(spec) -> bool:
-    """Return whether only the MPI library takes a buffer: memory of another device, or elements with holes."""
+    """Return whether only the MPI library takes a buffer: an array of another library, or elements with holes."""
     data, *rest = spec if isinstance(spec, list | tuple) and spec else (spec,)
+    foreign = hasattr(data, "__dlpack__") or hasattr(data, "__cuda_array_interface__")
     derived = (item for item in rest if isinstance(item, MPI.Datatype))
-    return hasattr(data, "__cuda_array_interface__") or not all(map(is_contiguous, derived))
+    return (foreign and not isinstance(data, np.ndarray)) or not all(map(is_contiguous, derived))
 
 
 def split(spec, vector):
@@ -168,18 +169,6 @@ def vector_slices(counts, displacements, have, parts) -> list[tuple[int, int]]:
     if len(counts) != parts or len(displacements) != parts:
         raise ValueError(f"message: {len(counts)} counts and {len(displacements)} displacements for {parts} ranks")
     return [(int(d), int(d) + int(c)) for c, d in zip(counts, displacements, strict=True)]
-
-
-def typecode(buf) -> str:
-    """Return the element type of an object that came without a datatype."""
-    try:
-        return memoryview(buf).format
-    except TypeError:
-        pass
-    try:
-        return np.from_dlpack(buf).dtype.char
-    except (AttributeError, TypeError, BufferError, RuntimeError) as error:
-        raise TypeError(f"message: {type(buf).__name__} is no array in this machine's memory ({error})") from error
 
 
 def is_in_place(spec) -> bool:
