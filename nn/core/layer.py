@@ -267,26 +267,29 @@ def check_tree(root: Layer) -> None:
         A layer that holds layers and declares no `children`, or has children and no `specs`: their weights would be
         missing. An attribute such as `output` that is not what the engine reads in it.
     """
-    places: dict[int, str] = {}
+    paths: dict[int, str] = {}
     waiting = [("", root)]
     while waiting:
         path, layer = waiting.pop()
-        place = f"layer {path} ({layer!r:.80})" if path else f"{layer!r:.80}"
-        if id(layer) in places:
+        if id(layer) in paths:
             raise ValueError(
-                f"{place} is the same object as layer {places[id(layer)]}: each place would have weights of its own. "
-                "Make two layers; where weights are to be shared, one layer's Spec says tied= (see TiedLinear)"
+                f"{_described(path, layer)} is the same object as layer {paths[id(layer)]}: each would have weights of "
+                "its own. Make two layers; where weights are to be shared, one layer's Spec says tied= (see TiedLinear)"
             )
-        places[id(layer)] = path
-        _refuse_declarations(layer, place)
-        _refuse_hidden(layer, place)
+        paths[id(layer)] = path
+        _refuse_declarations(layer, path)
+        _refuse_hidden(layer, path)
         for inner in vars(layer).values():  # that of a wrapper, such as Recompute, which is no child
             if isinstance(inner, Layer):
-                _refuse_hidden(inner, place)
+                _refuse_hidden(inner, path)
         waiting += [(f"{path}.{name}" if path else name, child) for name, child in layer.children().items()]
 
 
-def _refuse_hidden(layer: Layer, place: str) -> None:
+def _described(path: str, layer: Layer) -> str:
+    return f"layer {path} ({layer!r:.80})" if path else f"{layer!r:.80}"
+
+
+def _refuse_hidden(layer: Layer, path: str) -> None:
     """Refuse a layer whose layers inside the network cannot see."""
     children = layer.children()
     if type(layer).specs is not Layer.specs:
@@ -295,20 +298,20 @@ def _refuse_hidden(layer: Layer, place: str) -> None:
     lacks = "specs()" if children else "children() and specs()"
     if names:
         raise TypeError(
-            f"{place}: it holds layers ({', '.join(names)}) whose weights the network cannot see: "
+            f"{_described(path, layer)}: it holds layers ({', '.join(names)}) whose weights the network cannot see: "
             f"{type(layer).__name__} needs {lacks}, as Sequential and Residual have"
         )
 
 
-def _refuse_declarations(layer: Layer, place: str) -> None:
+def _refuse_declarations(layer: Layer, path: str) -> None:
     """Refuse a hyper-parameter that has the name of what a layer declares to the engine."""
     for name, allowed in DECLARED.items():
         if isinstance(getattr(type(layer), name), property):  # a container's, of what is inside
             continue
         if not isinstance(value := getattr(layer, name), str | bool) or value not in allowed:
             raise TypeError(
-                f"{place}: {name} declares something to the engine (nn.Layer) and must be one of {allowed}, given "
-                f"{value!r:.80}: a hyper-parameter needs another name"
+                f"{_described(path, layer)}: {name} declares something to the engine (nn.Layer) and must be one of "
+                f"{allowed}, given {value!r:.80}: a hyper-parameter needs another name"
             )
 
 
