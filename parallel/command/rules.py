@@ -89,7 +89,7 @@ def check_number(called: str, name: str, value: float) -> None:
         raise OptionError(f"{called} must be {allowed}, given {shown(value)}")
 
 
-def _values(options: Options) -> None:
+def _ranges(options: Options) -> None:
     for name, kind in TYPES.items():
         value = getattr(options, name)
         if value is not None and kind in (int, float):
@@ -100,13 +100,13 @@ def _values(options: Options) -> None:
             raise OptionError(f"{flag(name)} must not hold a zero byte, given {shown(value)}")
 
 
-def _parts_of_a_batch(options: Options) -> None:
+def _batch_divisions(options: Options) -> None:
     for name in ("accumulate", "reproducible"):
         if (parts := getattr(options, name) or 1) > options.batch:
             raise OptionError(f"{flag(name)} must be at most the {options.batch} samples of --batch, given {parts}")
 
 
-def _own_ways(options: Options) -> None:
+def _exclusive_sums(options: Options) -> None:
     for name, others in EXCLUDES.items():
         if getattr(options, name) and (given := changed(options, others)):
             why = STRATEGIES[options.strategy_name].supports.why_not(None, given[0], name)
@@ -115,7 +115,7 @@ def _own_ways(options: Options) -> None:
             )
 
 
-def _what_chooses(options: Options) -> None:
+def _validation(options: Options) -> None:
     if options.patience and not options.validation:
         raise OptionError(
             "--patience chooses by validation data, and --validation 0 holds none out: leave one of them out"
@@ -133,7 +133,7 @@ def _texts(options: Options) -> None:
         raise OptionError(f"--mask: {options.model} predicts the next byte: leave it out, or use --model encoder")
 
 
-def _readers(options: Options) -> None:
+def _effects(options: Options) -> None:
     for name in changed(options, READ_BY):
         other, readers = READ_BY[name]
         if other == "strategy" and options.strategy_name == AUTO:
@@ -144,7 +144,7 @@ def _readers(options: Options) -> None:
             )
 
 
-def _names(options: Options) -> None:
+def _choices(options: Options) -> None:
     for name, f in FIELDS.items():
         if f.metadata["keys"] and name_of(value := getattr(options, name)) not in f.metadata["choices"]:
             raise OptionError(f"{flag(name)} {value}: expected one of {', '.join(f.metadata['choices'])}")
@@ -220,11 +220,11 @@ def _survivors(options: Options) -> None:
 
 
 OF_AUTO = (
-    _values, _names, _parts_of_a_batch, _what_chooses, _texts, _readers, _one_batch_for_the_rate, _auto,
+    _ranges, _choices, _batch_divisions, _validation, _texts, _effects, _one_batch_for_the_rate, _auto,
     checkpoint_policy,
 )  # fmt: skip
 OF_OPTIONS = (
-    _values, _names, _parts_of_a_batch, _own_ways, _what_chooses, _texts, _readers, _strategy, _line_search,
+    _ranges, _choices, _batch_divisions, _exclusive_sums, _validation, _texts, _effects, _strategy, _line_search,
     _one_batch_for_the_rate, axis_rules.check_options, checkpoint_policy, _survivors,
 )  # fmt: skip
 
