@@ -39,6 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -120,7 +121,9 @@ class Layer(Configured):
         super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_fixed"}  # copies may be changed
+        """Return the attributes without what depends on others: a copy may be changed."""
+        kept = lambda name: name != "_fixed" and not isinstance(getattr(type(self), name, None), cached_property)
+        return {name: value for name, value in self.__dict__.items() if kept(name)}
 
     def fix(self) -> None:
         """Let no attribute be set from now on: a network relies on them."""
@@ -199,11 +202,11 @@ class Sequential(Layer):
             shape = layer.training_shape(shape)
         return shape
 
-    @property
+    @cached_property  # containers ask at each step, and layers of a network do not change
     def output(self) -> str:
         return last_kind(layer.output for layer in reversed(self.layers))
 
-    @property
+    @cached_property
     def gradient(self) -> str:
         return last_kind(layer.gradient for layer in self.layers)
 
@@ -306,7 +309,7 @@ def _refuse_hidden(layer: Layer, path: str) -> None:
 def _refuse_declarations(layer: Layer, path: str) -> None:
     """Refuse a hyper-parameter that has the name of what a layer declares to the engine."""
     for name, allowed in DECLARED.items():
-        if isinstance(getattr(type(layer), name), property):  # a container's, of what is inside
+        if isinstance(getattr(type(layer), name), property | cached_property):  # a container's, of what is inside
             continue
         if not isinstance(value := getattr(layer, name), str | bool) or value not in allowed:
             raise TypeError(

@@ -1,11 +1,14 @@
 """Containers: sums and concatenations by hand, names and order of the layout, what may be overwritten, recomputing."""
 
+import copy
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from passes import check_contract, check_micro_batches, one_pass
 
+import nn
 from nn.analysis.check_layer import check_layer
 from nn.analysis.gradcheck import gradcheck
 from nn.core.containers import Parallel, Recompute, Residual
@@ -326,3 +329,12 @@ def test_branches_of_ids_are_used_as_others_are(tmp_path):
     np.testing.assert_array_equal(again.predict(ids), one.predict(ids))
     with pytest.raises(TypeError, match="ids"):
         one.predict(ids + 0.5)
+
+
+def test_a_copy_of_a_chain_that_is_changed_tells_anew_what_may_be_overwritten():
+    chain = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
+    nn.Network(chain, (4,))
+    assert chain.output == "kept"
+    other = copy.deepcopy(chain)
+    other.layers = (nn.Sigmoid(), nn.Linear(4, 4))
+    assert other.output == "new" and chain.output == "kept"
