@@ -265,7 +265,7 @@ class Communicator(MPI.Intracomm):
         self._plans = self._cache  # in which calls look for theirs
         self._planner.forget_scratch = self._cache.drop_named
         self._persistents = weakref.WeakSet()
-        self._queue = Queue(progress)
+        self._queue = Queue(progress, self._planner.refuse_aborted)
         self._install_wrappers(True)
 
     def _abort(self, error, place):

@@ -155,10 +155,10 @@ class Flags:
         for line in self.others:
             if (shows := line[word]) != shown:
                 if shows == GONE:
-                    self._refuse_aborted()
+                    self.refuse_aborted()
                 if (shows ^ shown) & 1:
                     self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # which may say that it has died
-                    self._refuse_aborted()
+                    self.refuse_aborted()
                     return None
                 same = False
         self.fence()
@@ -196,7 +196,7 @@ class Flags:
         there = all(self.lines[r][Word.PAIRS + self.rank] >= count for r, count in counts.items())
         if not there:
             self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # which may say that one has died
-            self._refuse_aborted()
+            self.refuse_aborted()
         self.fence()
         return there
 
@@ -242,7 +242,7 @@ class Flags:
         self.mine[0] = self.mine[1] = GONE
         self.mine = Refusing(cause, death)
 
-    def _refuse_aborted(self):
+    def refuse_aborted(self):
         """Raise Aborted where another rank has ended a call early, and abort with its cause."""
         for rank, line in zip(self.ranks, self.others, strict=True):
             if length := line[Word.ABORTED]:
@@ -266,7 +266,7 @@ class Flags:
                 return True
         self._wait(line, lambda line: line[word] == GONE or not (line[word] ^ shown) & 1, what)
         if (shows := line[word]) == GONE:
-            self._refuse_aborted()
+            self.refuse_aborted()
         return shows == shown
 
     def _wait(self, line, there, what, expected=None):
@@ -305,7 +305,7 @@ class Flags:
                 probe(MPI.ANY_SOURCE, MPI.ANY_TAG)
                 if in_flight:
                     advance_all()
-                self._refuse_aborted()
+                self.refuse_aborted()
                 waited = clock.now()
                 if waited > 0.05:
                     time.sleep(50e-6)

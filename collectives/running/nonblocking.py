@@ -34,7 +34,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from mpi4py import MPI
 
@@ -114,6 +114,7 @@ class Request:
                 if request is None or blocking:
                     calls[self.at]()
                 elif not request.Test():
+                    self.queue.refuse_aborted()
                     return False
                 self.at += 1
         except Disagreement:
@@ -148,11 +149,8 @@ class PersistentRequest:
     def Start(self) -> None:
         """Begin a run."""
         queue = self.queue
-        if self.active or self.plan is None:
-            was = "is active: Wait for it before the next Start" if self.active else "was freed"
-            raise RuntimeError(f"this {self.what} {was}")
-        if queue.broken:
-            raise Aborted(queue.broken)
+        if self.active or self.plan is None or queue.broken:
+            self._refuse()
         self.active = True
         if self.calls is not None:
             self.calls.collectives += 1
@@ -160,34 +158,45 @@ class PersistentRequest:
         if in_flight or queue.progress or queue.agreed is not None:
             self.request = queue.start(self.what, self.plan, self.buffers)
         else:
-            queue.deferred = self
+            queue.deferred.append(self)
             in_flight.add(queue)
+
+    def _refuse(self):
+        """Raise what keeps this request from a start."""
+        if self.active or self.plan is None:
+            was = "is active: Wait for it before the next Start" if self.active else "was freed"
+            raise RuntimeError(f"this {self.what} {was}")
+        raise Aborted(self.queue.broken)
 
     def Wait(self, status=None) -> bool:
         """Return when the run is done; at once where none is active."""
-        if self.calls is None or self.calls.current is not None:
-            return self._wait()
+        if not self.active:
+            return True
+        if self.calls is not None and self.calls.current is None:
+            return self._observed_wait()
+        queue = self.queue
+        if self.request is None:
+            try:
+                queue.deferred.pop()
+            except IndexError:  # a thread is just beginning it
+                pass
+            else:
+                self.active = False
+                in_flight.discard(queue)
+                self.plan()
+                return True
+        with queue.lock:
+            self.active, request, self.request = False, self.request, None
+        return request.Wait()
+
+    def _observed_wait(self) -> bool:
+        """Wait, and let the watchdog see for what."""
         self.calls.others += 1
         self.calls.current = Doing(f"persistent {self.what}", self.buffers, {}, self.number)
         try:
-            return self._wait()
+            return self.Wait()
         finally:
             self.calls.current = None
-
-    def _wait(self):
-        if not self.active:
-            return True
-        self.active, queue = False, self.queue
-        with queue.lock:
-            alone = queue.deferred is self
-            if alone:
-                queue.deferred = None
-        if alone:
-            in_flight.discard(queue)
-            self.plan()
-            return True
-        request, self.request = self.request, None
-        return request.Wait()
 
     def Test(self, status=None) -> bool:
         """Advance what is in flight; say whether the run is done, or none is active."""
@@ -217,7 +226,7 @@ class PersistentRequest:
 def waitall(requests: Iterable) -> None:
     """Wait for requests of this module and of mpi4py, in any mixture."""
     for request in requests:
-        if isinstance(request, Request):
+        if isinstance(request, Request | PersistentRequest):
             request.Wait()
         else:
             progress.with_progress(request.Wait)
@@ -234,10 +243,11 @@ class Queue:
     Parameters
     ----------
     thread : whether a thread advances them
+    refuse_aborted : raises Aborted where another rank has ended a call early, as far as that can be seen
     """
 
-    def __init__(self, thread: bool):
-        self.progress = thread
+    def __init__(self, thread: bool, refuse_aborted: Callable[[], None]):
+        self.progress, self.refuse_aborted = thread, refuse_aborted
         self.waiting: deque[Request] = deque()
         self.lock = threading.RLock()
         self.filled = threading.Event()
@@ -245,14 +255,16 @@ class Queue:
         self.thread = None
         self.agreed = None  # of the next collective, in debug mode (agreement.py)
         self.broken = ""  # why none goes on
-        self.deferred: PersistentRequest | None = None  # started while nothing was in flight, and not begun
+        self.deferred: list[PersistentRequest] = []  # the one that was started while nothing was in flight, if any
 
     def admit(self) -> None:
         """Begin the collective whose start was deferred, if there is one."""
         with self.lock:
-            if (first := self.deferred) is not None:
-                self.deferred = None
-                first.request = self.start(first.what, first.plan, first.buffers)
+            try:
+                first = self.deferred.pop()
+            except IndexError:
+                return
+            first.request = self.start(first.what, first.plan, first.buffers)
 
     def start(self, what, plan, buffers, release=lambda: None) -> Request:
         """Begin a collective, behind those that are in flight. `release` is called when it is done."""
@@ -274,7 +286,7 @@ class Queue:
 
     def advance(self) -> None:
         """Advance the collectives in flight as far as that goes without waiting."""
-        if self.deferred is not None:
+        if self.deferred:
             self.admit()
         if self.lock.acquire(blocking=False):  # else the thread is at it
             try:

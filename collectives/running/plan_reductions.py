@@ -176,7 +176,12 @@ def two_level(planner, send, x, op, message):
     options = {"nodes": planner.nodes, "send": "x" if send is None else "s"}
     options["segment"] = max(1, SEGMENT_BYTES // x.itemsize)
     around = planner.reducing(message, op) | {"comm": planner.comm, "synchronous": planner.synchronous}
-    around |= {"ranks": planner.here, "size": planner.size, "keep": (op, message.datatype)}
+    around |= {
+        "wait_long": planner.wait_long,
+        "ranks": planner.here,
+        "size": planner.size,
+        "keep": (op, message.datatype),
+    }
     what = f"allreduce({describe(op)}, {x.size} {x.dtype} over nodes)"
     both = shared.two_level, shared.two_level_arrays
     return one_of(planner.window, what, both, given, x.size, given, op, around=around, **options)

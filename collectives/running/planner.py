@@ -5,6 +5,8 @@ collective; the Planner of the communicator chooses the algorithm (selection.py)
 binds it (plan.py). Schedules that a caller wrote come by way of custom_schedules.py.
 """
 
+import os
+import time
 from functools import cache, partial
 from itertools import accumulate
 
@@ -17,10 +19,12 @@ from collectives.choosing.selection import AUTOMATIC, NODE_MEMORY, Call, Selecti
 from collectives.executor.memory import array, copying
 from collectives.executor.plan import Plan
 from collectives.executor.program import Program, Programs
+from collectives.failures.awake import Awake
 from collectives.failures.revocation import register, unregister
 from collectives.node_memory.plans import LINE_BYTES, barrier_of, split_barrier_of
 from collectives.node_memory.reduction import by_numpy, libraries_differ, sum_into
 from collectives.node_memory.window import SharedWindow
+from collectives.progress import advance_all, in_flight
 from collectives.running.custom_schedules import compile_function
 from collectives.running.nonblocking import tell
 from collectives.steps import Barrier
@@ -76,6 +80,24 @@ class Planner:
         """Tell the other ranks of the node, if memory is shared with them, that this one has ended a call early."""
         if self._window is not None:
             self._window.flags.abort(cause)
+
+    def wait_long(self, test) -> None:
+        """Wait until a message has come or gone; raise Aborted if another rank has ended a call early meanwhile."""
+        clock, rounds = Awake(), 0
+        while not test():
+            os.sched_yield()
+            rounds += 1
+            if rounds % 32 == 0:
+                self.refuse_aborted()
+                if in_flight:
+                    advance_all()
+                if clock.now() > 0.05:
+                    time.sleep(50e-6)
+
+    def refuse_aborted(self) -> None:
+        """Raise Aborted if another rank of the node has ended a call early; without a window nobody can see it."""
+        if self._window is not None:
+            self._window.flags.refuse_aborted()
 
     def shares(self) -> bool:
         """Whether all ranks have the memory that they share; where one is refused it, none uses it (collective)."""
@@ -189,6 +211,7 @@ class Planner:
             barrier=self.barrier,
             split_barrier=lambda step, _: split_barrier_of(self.window, IN_MEMORY, self.here, self.within(step)),
             compute=partial(computing, computations or {}, dtype),
+            wait_long=self.wait_long,
             synchronous=self.synchronous,
             before=before,
             after=after,

@@ -101,6 +101,14 @@ class Buckets:
         self.communicators = {way: communicator.Dup(progress=way == "thread") for way in ["poke", *threads]}
         self.root = communicator
         self.launched, self.pending = 0, []
+        self.plan()
+
+    def plan(self) -> None:
+        """Plan the sums of all buckets, which every step starts again (collective)."""
+        self.requests = {
+            way: [communicator.Allreduce_init(MPI.IN_PLACE, bucket) for bucket in self.buckets]
+            for way, communicator in self.communicators.items()
+        }
 
     @property
     def early(self) -> bool:
@@ -130,23 +138,26 @@ class Buckets:
             for request in self.pending:
                 request.Wait()
         else:
-            for bucket in self.buckets:
-                self.communicators["poke"].Allreduce(MPI.IN_PLACE, bucket)
+            for request in self.requests["poke"]:
+                request.Start()
+                request.Wait()
         if self.trial and self.trial.add(time.perf_counter() - self.clock):
             return self._decide()
         return ""
 
     def _launch(self) -> None:
-        communicator = self.communicators[self.overlap]
-        self.pending.append(communicator.Iallreduce(MPI.IN_PLACE, self.buckets[self.launched]))
+        request = self.requests[self.overlap][self.launched]
+        request.Start()
+        self.pending.append(request)
         self.launched += 1
 
     def _decide(self) -> str:
-        """Rank 0 says which way it is; but for the MPI library's own algorithms, the bits are the same either way."""
+        """Rank 0 says which way it is; the bits are the same either way."""
         self.overlap = self.root.bcast(self.trial.best())
         news = f"overlap {self.overlap}: {self.trial.describe()}"
         self.trial = None
         if self.overlap != "thread" and "thread" in self.communicators:
+            del self.requests["thread"]
             self.communicators.pop("thread").Free()
         return news
 
@@ -162,7 +173,7 @@ class Buckets:
         """Free the communicators (collective)."""
         for communicator in self.communicators.values():
             communicator.Free()
-        self.communicators = {}
+        self.communicators, self.requests = {}, {}
 
 
 class Messages(Exchange):

@@ -51,7 +51,10 @@ class Stale(LocalUpdate):
         super().allocate()
         threads = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self.communicator = self.mesh.communicator.Dup(progress=threads)
-        self.idle = [Flight(np.zeros_like(self.vector), self.layout.size, self.addends) for _ in range(self.delay + 1)]
+        self.idle = [
+            Flight(self.communicator, np.zeros_like(self.vector), self.layout.size, self.addends)
+            for _ in range(self.delay + 1)
+        ]
         self.flying: list[Flight] = []  # the oldest first
 
     def part(self, micro):
@@ -60,8 +63,7 @@ class Stale(LocalUpdate):
     def poke(self, end: int = 0) -> None:
         """Between layers: move what is on its way."""
         for flight in self.flying:
-            if flight.request:
-                flight.request.Test()
+            flight.request.Test()
 
     def sum(self):
         own = float(self.message.loss)
@@ -69,7 +71,7 @@ class Stale(LocalUpdate):
         flight = self.idle.pop()
         flight.vector[:] = self.vector
         flight.step, flight.total, flight.rate = self.step, self.total, float(self.optimizer.lr)
-        flight.request = self.communicator.Iallreduce(MPI.IN_PLACE, flight.vector)
+        flight.request.Start()
         self.flying.append(flight)
         loss = own * self.mesh.count if math.isfinite(own) else 0.0
         if len(self.flying) > self.delay and self.land():
@@ -107,9 +109,7 @@ class Stale(LocalUpdate):
 
     def wait(self, flight: Flight) -> None:
         """Until that sum has come."""
-        if flight.request:
-            flight.request.Wait()
-            flight.request = None
+        flight.request.Wait()
 
     def apply(self, flight: Flight) -> None:
         """Update with a sum, at the rate of its own step."""
@@ -173,6 +173,8 @@ class Flight:
 
     Parameters
     ----------
+    communicator : collectives.Communicator
+        Of all ranks that sum it (collective).
     vector : flat array
     size : int
         Of the gradients.
@@ -180,8 +182,8 @@ class Flight:
         As for StepMessage.
     """
 
-    def __init__(self, vector: np.ndarray, size: int, addends: int):
+    def __init__(self, communicator, vector: np.ndarray, size: int, addends: int):
         self.vector, self.gradients, self.message = vector, vector[:size], StepMessage.of(vector[size:], addends)
-        self.request = None
+        self.request = communicator.Allreduce_init(MPI.IN_PLACE, vector)
         self.step = self.total = 0
         self.rate = 0.0

@@ -101,7 +101,7 @@ class Traffic:
 
     def __getattr__(self, name: str):
         method = getattr(self.communicator, name)
-        operation = name.lower().removeprefix("i")
+        operation = name.lower().removeprefix("i").removesuffix("_init")
         if name[0].islower() or not (operation in WHOLE or operation in BLOCK or operation.startswith("scatter")):
             return method
         counted = self._counting(method, operation)
@@ -116,7 +116,28 @@ class Traffic:
             counted[operation] += sent(operation, buffers, options, rank, size)
             return method(*buffers, **options)
 
-        return call
+        def plan(*buffers, **options):
+            return CountedRequest(method(*buffers, **options), start, sent(operation, buffers, options, rank, size))
+
+        def start(nbytes):
+            counts[operation] += 1
+            counted[operation] += nbytes
+
+        return plan if method.__name__.endswith("_init") else call
+
+
+class CountedRequest:
+    """A persistent request of which every Start is counted."""
+
+    def __init__(self, request, start: Callable[[int], None], nbytes: int):
+        self.request, self.start, self.nbytes = request, start, nbytes
+
+    def Start(self) -> None:
+        self.start(self.nbytes)
+        self.request.Start()
+
+    def __getattr__(self, name: str):
+        return getattr(self.request, name)
 
 
 def sent(operation: str, buffers: tuple, options: dict, rank: int, size: int) -> int:

@@ -206,6 +206,42 @@ def test_a_call_in_node_memory_that_is_left_is_the_last_on_every_rank(comm, rank
     communicator.release()
 
 
+@pytest.mark.mpi(ranks=[3])
+@pytest.mark.parametrize("how", ["blocking", "Wait", "Test", "persistent"])
+def test_ranks_that_wait_for_messages_see_that_another_has_left(comm, ranks, how):
+    """Where they share memory: before, they waited in MPI until the watchdog, or for ever."""
+    from mpi4py import MPI
+
+    from collectives import Communicator
+    from collectives.failures.aborted import Aborted
+
+    communicator, x = Communicator(comm), np.ones(50_000)
+    request = communicator.Allreduce_init(MPI.IN_PLACE, x, algorithm="ring")
+    communicator.Allreduce(MPI.IN_PLACE, x)  # in node memory
+    comm.barrier()
+    if comm.rank == 0:
+        communicator._planner.window.flags.limit = 0.2
+        with pytest.raises(TimeoutError):
+            communicator.Allreduce(MPI.IN_PLACE, x)
+    else:
+        with pytest.raises(Aborted, match=r"rank 0 has left .* before its end \(TimeoutError"):
+            if how == "blocking":
+                communicator.Allreduce(MPI.IN_PLACE, x, algorithm="ring")
+            if how == "Wait":
+                communicator.Iallreduce(MPI.IN_PLACE, x, algorithm="ring").Wait()
+            if how == "persistent":
+                request.Start()
+                request.Wait()
+            if how == "Test":
+                begun = communicator.Iallreduce(MPI.IN_PLACE, x, algorithm="ring")
+                while not begun.Test():
+                    pass
+    comm.barrier()
+    with pytest.raises(Aborted, match="rank 0 has left"):
+        communicator.Allreduce(MPI.IN_PLACE, x)
+    communicator.release()
+
+
 @pytest.mark.mpi(ranks=[2])
 def test_memory_that_ranks_share_keeps_no_descriptors_and_goes(comm, ranks):
     from mpi4py import MPI

@@ -285,6 +285,7 @@ def test_aliased_buffers_are_caught(comm, monkeypatch):
     buckets = many.exchange.buckets.buckets
     bucket, second = buckets[:2]
     buckets[1] = bucket.base[len(bucket) - 8 : len(bucket) + len(second)]
+    many.exchange.buckets.plan()
     train(many, "mlp")
     assert difference(many.flat_parameters, one_process("mlp", "momentum")[0].flat_parameters) > 1e-6
 

@@ -191,6 +191,7 @@ def test_what_is_left_out_is_seen(comm):
         many.exchange.buckets.buckets = [
             many.exchange.vector[many.local_network.layout.size :]
         ]  # loss and statistics only
+        many.exchange.buckets.plan()
 
     def no_terms(many):
         many.pass_.terms = {}

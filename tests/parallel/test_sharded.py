@@ -179,8 +179,10 @@ def test_every_call_is_counted(comm):
     traffic = Traffic(Communicator(comm))
     x, y, part = np.zeros(6), np.zeros(6), np.zeros(2)
     first = comm.rank == 0
+    persistent = traffic.Allreduce_init(x, y)
     for call, sent in [
         (lambda: traffic.Allreduce(IN_PLACE, x), 64),
+        (lambda: (persistent.Start(), persistent.Wait()), 64),
         (lambda: traffic.Iallreduce(x, y).Wait(), 64),
         (lambda: traffic.Bcast(x), 32),
         (lambda: traffic.Reduce(x, y if first else None), 32),
