@@ -208,7 +208,7 @@ def test_a_call_in_node_memory_that_is_left_is_the_last_on_every_rank(comm, rank
 
 @pytest.mark.mpi(ranks=[3])
 @pytest.mark.parametrize("how", ["blocking", "Wait", "Test", "persistent"])
-def test_ranks_that_wait_for_messages_see_that_another_has_left(comm, ranks, how):
+def test_ranks_that_wait_for_messages_see_that_another_has_aborted(comm, ranks, how):
     """Where they share memory: before, they waited in MPI until the watchdog, or for ever."""
     from mpi4py import MPI
 
@@ -224,7 +224,7 @@ def test_ranks_that_wait_for_messages_see_that_another_has_left(comm, ranks, how
         with pytest.raises(TimeoutError):
             communicator.Allreduce(MPI.IN_PLACE, x)
     else:
-        with pytest.raises(Aborted, match=r"rank 0 has left .* before its end \(TimeoutError"):
+        with pytest.raises(Aborted, match=r"rank 0 has aborted .*\(TimeoutError"):
             if how == "blocking":
                 communicator.Allreduce(MPI.IN_PLACE, x, algorithm="ring")
             if how == "Wait":
@@ -237,7 +237,7 @@ def test_ranks_that_wait_for_messages_see_that_another_has_left(comm, ranks, how
                 while not begun.Test():
                     pass
     comm.barrier()
-    with pytest.raises(Aborted, match="rank 0 has left"):
+    with pytest.raises(Aborted, match="rank 0 has aborted"):
         communicator.Allreduce(MPI.IN_PLACE, x)
     communicator.release()
 
