@@ -226,7 +226,7 @@ def test_who_is_missing_from_a_collective():
     from collectives.failures.watchdog import Watchdog
 
     states = {
-        rank: {"collectives": number, "left": (5, "") if rank == 7 else None} | ({"name": name} if name else {})
+        rank: {"collectives": number, "aborted": (5, "") if rank == 7 else None} | ({"name": name} if name else {})
         for rank, number, name in (
             (0, 5, "Allreduce"),
             (1, 5, "Bcast"),
