@@ -10,6 +10,8 @@ import pytest
 import collectives
 
 ROOT = Path(collectives.__file__).parent
+# The shortcut of short calls, which all come by; and what a rank passes that waits long for another.
+BESIDE = {"running/shortcuts.py", "running/planner.py", "node_memory/flags.py", "failures/awake.py", "progress.py"}
 
 
 class Walk:
@@ -59,14 +61,13 @@ def test_a_call_passes_few_files(comm, ranks):
             with Walk() as walk:
                 communicator.Allreduce(x, y, algorithm=algorithm)
             assert len(walk.deep) <= 8, (algorithm, walk.deep)
-            if again and algorithm == "ring":  # behind the shortcut, which is for short calls
-                expected = {"communicator.py", "running/plan_cache.py", "executor/plan.py"}
-                assert set(walk.passed) - {"running/shortcuts.py"} == expected
+            if again and algorithm == "ring":
+                assert set(walk.passed) - BESIDE == {"communicator.py", "running/plan_cache.py", "executor/plan.py"}
     request = communicator.Allreduce_init(x, y, algorithm="ring")
     for _ in range(2):
         with Walk() as walk:
             request.Start()
             request.Wait()
-        assert set(walk.passed) == {"running/nonblocking.py", "executor/plan.py"}
+        assert set(walk.passed) - BESIDE == {"running/nonblocking.py", "executor/plan.py"}
     request.Free()
     communicator.release()
