@@ -159,4 +159,4 @@ def nbytes(buffer, parts: int, vector: bool) -> int:
     if hasattr(buffer, "nbytes"):
         return buffer.nbytes
     message = Message(buffer, parts, vector)
-    return message.count * message.size * (1 if vector else parts)
+    return message.count * message.itemsize * (1 if vector else parts)
