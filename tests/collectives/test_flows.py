@@ -163,6 +163,23 @@ def test_a_receiver_is_not_busy_while_the_cable_moves_what_waits():
     assert price(gather, 4, 1000, 1, network(eager=100, busy=400 * US)).seconds < 3500 * US
 
 
+@pytest.mark.parametrize("trunk", [0.25e6, 0.5e6])
+def test_what_a_rested_port_lets_through_at_once_crosses_no_narrower_channel_faster(trunk):
+    """A byte a microsecond behind a bucket of 1000 bytes: ten messages of 500 over a trunk take its time for all."""
+    points = [
+        Point(n, *[(10 + max(0, n - 1000)) * US, 0, 0, n * US, *[(10 + n) * US] * 2]) for n in (1, 500, 1000, 2000)
+    ]
+    link = Link(10 * US, 1 * US, points=tuple(points))
+    edges = [(0, "a", 1e6, 0), ("a", "b", trunk, 0), ("b", 1, 1e6, 0)]
+    narrow = Network(link, link, topology=from_edges(edges, [0, 1]))
+
+    def stream(rank, size, count):
+        yield tuple(Send(1, "x", 0, count) if rank == 0 else Recv(0, "x", 0, count) for _ in range(10))
+
+    seconds = price(stream, 2, 500, 1, narrow).seconds
+    assert 5000 / trunk <= seconds < 1.1 * 5000 / trunk
+
+
 def test_a_send_that_nobody_receives_is_named():
     def wrong(rank, size, count):
         if rank == 0:
