@@ -211,7 +211,7 @@ class Planner:
             barrier=self.barrier,
             split_barrier=lambda step, _: split_barrier_of(self.window, IN_MEMORY, self.here, self.within(step)),
             compute=partial(computing, computations or {}, dtype),
-            wait_long=self.wait_long,
+            wait_long=self.wait_long if self.selection.memory else None,  # else nobody could see it
             synchronous=self.synchronous,
             before=before,
             after=after,
