@@ -192,7 +192,7 @@ def test_the_learning_rate_is_not_looked_for_behind_a_blow_up():
     class Scripted:
         optimizer = SimpleNamespace(lr=0.1)
         step = lambda self, x, y, total: x
-        meet = lambda self, loss: loss
+        synchronize = lambda self, loss: loss
         snapshot = restore = lambda self, *_: None
 
     batches = [(loss, None, None) for loss in losses]
