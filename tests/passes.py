@@ -6,6 +6,23 @@ import numpy as np
 
 from nn.core.network import Network
 
+SMALL = {  # a shape that every model takes, as small as it can be
+    "alexnet": (67, 67, 3),
+    "cnn": (8, 8, 1),
+    "encoder:8,2,1": (6,),
+    "googlenet": (32, 32, 3),
+    "lenet5": (16, 16, 1),
+    "lenet5-1998": (12, 12, 1),
+    "lstm:8,2,3": (6,),
+    "mlp": (3, 4),
+    "overfeat-fast": (71, 71, 3),
+    "resnet20": (8, 8, 3),
+    "resnet50": (32, 32, 3),
+    "transformer:8,2,1,1": (6,),
+    "vgg-small": (8, 8, 3),
+    "vgg16": (32, 32, 3),
+}
+
 
 def one_pass(layer, x, seed=0, dtype=None, setup=None, gy=None, w=None):
     """y, gx, parameters w and gradients g (dicts by full name) of layer on batch x, with gy random unless given.

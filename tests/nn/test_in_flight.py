@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_models import SMALL
+from passes import SMALL
 
 import nn
 from nn.analysis.gradcheck import gradcheck

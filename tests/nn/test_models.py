@@ -4,7 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from passes import check_contract, check_micro_batches, one_pass
+from passes import SMALL, check_contract, check_micro_batches, one_pass
 from threadpoolctl import threadpool_limits
 
 from nn.analysis.gradcheck import gradcheck
@@ -48,24 +48,6 @@ def test_sizes(spec):
     assert network.layout.count == parameters
     assert network.out_shape[-1] == classes
     assert peak < 5 << 20, "building allocates no parameters"
-
-
-SMALL = {  # a shape that every model takes, as small as it can be
-    "alexnet": (67, 67, 3),
-    "cnn": (8, 8, 1),
-    "encoder:8,2,1": (6,),
-    "googlenet": (32, 32, 3),
-    "lenet5": (16, 16, 1),
-    "lenet5-1998": (12, 12, 1),
-    "lstm:8,2,3": (6,),
-    "mlp": (3, 4),
-    "overfeat-fast": (71, 71, 3),
-    "resnet20": (8, 8, 3),
-    "resnet50": (32, 32, 3),
-    "transformer:8,2,1,1": (6,),
-    "vgg-small": (8, 8, 3),
-    "vgg16": (32, 32, 3),
-}
 
 
 @pytest.mark.parametrize("spec", SMALL)

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from test_models import SMALL
+from passes import SMALL
 
 import nn
 from nn.core.context import MicroBatch
