@@ -225,16 +225,16 @@ def test_a_slow_rank_lets_the_others_wait(comm):
 def test_every_strategy_has_its_breakdown(comm):
     """The parts of a step are found, and make up most of its time."""
     from collectives import Communicator
-    from parallel.strategies import AS_ONE, STRATEGIES
+    from parallel.strategies import AS_ONE, STRATEGIES, build_trainer
 
     communicator, data = Communicator(comm), dataset()
-    for name, make in STRATEGIES.items():
+    for name in STRATEGIES:
         if name in CHOOSY:
             continue
         for reproducible in (None, 4) if name in AS_ONE else (None,):
             options = Options(strategy=name, reproducible=reproducible, batch=10)
             for slow in longer(0.01):
-                trainer = make(options, network(), nn.CrossEntropyLoss(), nn.SGD(0.1), communicator)
+                trainer = build_trainer(options, network(), nn.CrossEntropyLoss(), nn.SGD(0.1), communicator)
                 busy = next(method for part, method, _ in trainer.phases if part in ("compute", "forward"))
                 setattr(trainer, busy, slowed(getattr(trainer, busy), slow))
                 breakdown = Breakdown(trainer)

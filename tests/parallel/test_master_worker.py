@@ -1,7 +1,5 @@
 """Master and workers compute what one process computes; the master alone reads, judges and updates."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from conftest import longer
@@ -42,7 +40,7 @@ def test_equals_one_process(comm, ranks):
 def unsummed(comm, many):
     """Return the master's message on all ranks, with nothing summed."""
     many.exchange.message.head[:] = comm.bcast(many.exchange.message.head)
-    return many.exchange.message.result()._replace(samples=16)
+    return many.exchange.message.result()._replace(agreed=True)
 
 
 @pytest.mark.mpi(ranks=3)
@@ -140,9 +138,10 @@ def test_nan_is_told_by_all_before_the_update(comm):
 @pytest.mark.mpi(ranks=3)
 def test_a_batch_that_is_too_small_is_refused(comm):
     from collectives import Communicator
+    from parallel.command.options import Options
     from parallel.strategies import build_trainer
 
-    options = SimpleNamespace(batch=2, seed=SEED)
+    options = Options(strategy="dp", batch=2, seed=SEED)
     with pytest.raises(ValueError, match="--batch 2 cannot be cut among 3 ranks: use a batch of at least 3"):
         build_trainer(options, mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm))
 

@@ -63,7 +63,7 @@ def made(root):
 def test_equals_one_process(comm, strategy):
     from collectives import Communicator
     from parallel.command.options import Options
-    from parallel.strategies import STRATEGIES, build_trainer
+    from parallel.strategies import build_trainer
 
     for (name, root), options in product(ROOTS.items(), STRATEGIES[strategy]):
         case = f"{name}, {options}"
