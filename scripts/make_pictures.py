@@ -53,7 +53,7 @@ def trainer_parts():
 
     box(2.2, 3.2, 4.6, 0.9, "#eeeeee")
     axes.text(4.5, 4.02, "DistributedTrainer", **title)
-    asks = asked(DistributedTrainer, "step", "evaluate", "entries", "load_state_dict")
+    asks = asked(DistributedTrainer, "step", "evaluate", "state_items", "load_state_dict")
     axes.text(4.5, 3.72, f"{asks}\nnn.fit cannot tell it from nn.Trainer", **text)
     step = asked(Exchange, "begin", "part", "tell", "add", "sum", "update", gap=2)
     for i, (name, color, does, found) in enumerate(
