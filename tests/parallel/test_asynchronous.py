@@ -577,3 +577,28 @@ def test_a_run_logs_and_draws_staleness(comm, shared_tmp_path):
         assert (out / "timeline.png").exists()
     again = run(dataclasses.replace(options, epochs=3, resume=str(out), pictures=False, timeline=False))
     assert again["epochs"] == 3 and again["steps"] == 3 * math.ceil(200 / 32)
+
+
+@pytest.mark.mpi(ranks=3)
+def test_a_loss_that_is_not_finite_ends_those_who_look_as_well(comm):
+    """A worker settles in the step of that loss, while ranks that have not heard of it look."""
+    for last in range(4):
+        for make in (
+            lambda: downpour(comm, push=2, fetch=2),
+            lambda: server(comm, consistency="async"),
+            lambda: server(comm, servers=3, place="workers", consistency="ssp:1"),
+        ):
+            many = make()
+            history = batches("mlp", many.shard)
+            bad = min(comm.allgather(comm.rank if len(history[last % len(history)][0]) else 3))  # the first worker
+            with pytest.raises(nn.NonFiniteLoss), np.errstate(invalid="ignore"):
+                for step in range(last + 1):
+                    x, y, total = history[step % len(history)]
+                    if step == last and comm.rank == bad:
+                        x = np.full_like(x, np.nan)
+                    many.step(x, y, total)
+                    many.digest()
+                many.settle()
+            many.check_replicas()
+            assert np.isfinite(many.step(*history[0])) and len(set(comm.allgather(many.digest()))) == 1
+            many.close()

@@ -216,7 +216,10 @@ class Asynchronous(Served):
         return StepResult(loss, True)
 
     def look(self):
-        """Read what the servers have, when all pushes have come; what workers have gathered stays with them."""
+        """Read what the servers have, when all pushes have come; what workers have gathered stays with them.
+
+        Where others settle meanwhile, for a loss that is not finite, this rank does as well, and says so.
+        """
         if self.settled or self.looking:
             return False
         self.looking, self.own_buffers = True, self.buffers.copy()
@@ -226,7 +229,13 @@ class Asynchronous(Served):
         if self.serves:
             self.server.rest()
             self.updates = self.server.updates
-        self.mesh.allgather(None)  # no server answers a worker's next step before all have read
+        # No server answers a worker's next step before all have read.
+        everyone = self.mesh.allgather(self._told(settles=False))
+        if any(settles for settles, *_ in everyone):
+            self.looking, self.settled = False, True
+            if self.works:
+                self.worker.forget()
+            return self._conclude(everyone)
         self._average_statistics()
         return False
 
@@ -275,8 +284,15 @@ class Asynchronous(Served):
             self.server.rest()
             self.updates = self.server.updates
         self.settled = True
-        told = self.server.error if self.serves else "", self.bad, self.sizes.checksum()
-        errors, bad, sizes = zip(*self.mesh.allgather(told), strict=True)
+        return self._conclude(self.mesh.allgather(self._told(settles=True)))
+
+    def _told(self, settles: bool) -> tuple[bool, str, bool, int]:
+        """What all tell each other where they settle, or look."""
+        return settles, self.server.error if self.serves else "", self.bad, self.sizes.checksum()
+
+    def _conclude(self, everyone: list[tuple[bool, str, bool, int]]) -> bool:
+        """As `settle`, which all have come to, or at least some."""
+        _, errors, bad, sizes = zip(*everyone, strict=True)
         self.bad, log = False, self.sizes.take()
         if refused := next(filter(None, errors), ""):
             raise FloatingPointError(refused)
