@@ -125,6 +125,17 @@ def one_layer_ahead():
     return draw(solutions.fsdp, 3, 4, title="FSDP: one layer ahead")
 
 
+def ring_attention():
+    """Keys and values travel while each rank attends to those it has; backward their gradients follow."""
+    from collectives import draw
+    from parallel.strategies.context.ring import ring_backward
+
+    def rounds(rank, size, count):
+        return ring_backward(rank, size, [count] * size, 1, [1e-3] * size)
+
+    return draw(rounds, 4, 4, title="ring attention, backward: gradients follow keys and values home")
+
+
 def redundant(which: str):
     """What a puzzle of survival keeps of every rank on the others, as its solution has it."""
     from collectives import draw
@@ -272,6 +283,7 @@ PICTURES: dict[str, Callable] = {
     "push.svg": partial(served, "push"),
     "pull.svg": partial(served, "pull"),
     "fsdp.svg": one_layer_ahead,
+    "ring_attention.svg": ring_attention,
     "buddy.svg": partial(redundant, "buddy"),
     "parity.svg": partial(redundant, "parity"),
     "deadlock.svg": wrong,

@@ -171,7 +171,7 @@ def test_the_rings_schedule(size, schedule):
     """All messages match, nothing races, all ranks end; every rank sees every part, and all gradients come home."""
     lengths = [3 + (r % 3) for r in range(size)]
     rounds = [list(schedule(rank, size, lengths, 2)) for rank in range(size)]
-    names = ("own", "first", "second", "home", "a", "b", "c")
+    names = ("x", "first", "second", "y", "a", "b", "c")
     simulate_lengths(rounds, [dict.fromkeys(names, 2 * max(lengths)) for _ in range(size)])
     for rank in range(size):
         computed = [s for steps in rounds[rank] for s in steps if isinstance(s, Compute)]
@@ -179,7 +179,7 @@ def test_the_rings_schedule(size, schedule):
         sent = sum(s.hi - s.lo for steps in rounds[rank] for s in steps if isinstance(s, Send))
         assert sent <= (2 if schedule is ring_backward else 1) * (size - 1) * 2 * max(lengths)
         if schedule is ring_backward and size > 1:
-            assert any(isinstance(s, RecvReduce) and s.buf == "home" for s in rounds[rank][-1])
+            assert any(isinstance(s, RecvReduce) and s.buf == "y" for s in rounds[rank][-1])
 
 
 @pytest.mark.parametrize("size, forward, backward", [(1, 0, 0), (2, 3072, 6144), (4, 4608, 9216)])

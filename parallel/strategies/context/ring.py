@@ -23,7 +23,7 @@ import numpy as np
 from collectives.steps import Compute, Recv, RecvReduce, Round, Send, Slice
 
 RECEIVED = "first", "second"  # two buffers of keys and values: one is computed with and sent while the other comes
-GRADIENTS = "home", "a", "b", "c"  # that of step 0 stays; three others: computed, added to, sent
+GRADIENTS = "y", "a", "b", "c"  # y: of step 0, which stays; three others: computed, added to, sent
 
 
 def ring_forward(
@@ -44,7 +44,7 @@ def ring_forward(
     for step in range(size):
         here, there = _received(step), _received(step + 1)
         mine, next_one = _elements(rank - step, lengths, width), _elements(rank - step - 1, lengths, width)
-        compute = Compute(f"attend {step}", (Slice(here, 0, mine),), (), seconds[step] if seconds else 0.0)
+        compute = Compute(f"F{step}", (Slice(here, 0, mine),), (), seconds[step] if seconds else 0.0)
         if step == size - 1:
             yield (compute,)
         else:
@@ -66,7 +66,7 @@ def ring_backward(
             here, into = _received(step), _gradient(step)
             cost = seconds[step] if seconds else 0.0
             reads, writes = (Slice(here, 0, elements(step)),), (Slice(into, 0, elements(step)),)
-            steps.append(Compute(f"attend backward {step}", reads, writes, cost))
+            steps.append(Compute(f"B{step}", reads, writes, cost))
         if step < size - 1:
             steps.append(Send(right, here, 0, elements(step)))
             steps.append(Recv(left, _received(step + 1), 0, elements(step + 1)))
@@ -75,16 +75,16 @@ def ring_backward(
         if 2 <= step - 1 < size:  # what the left one has made of its step before
             steps.append(RecvReduce(left, _gradient(step - 1), 0, elements(step - 1)))
         if step == size + 1:
-            steps.append(RecvReduce(left, "home", 0, elements(0)))
+            steps.append(RecvReduce(left, "y", 0, elements(0)))
         yield tuple(steps)
 
 
 def _received(step: int) -> str:
-    return RECEIVED[(step - 1) % 2] if step else "own"
+    return RECEIVED[(step - 1) % 2] if step else "x"
 
 
 def _gradient(step: int) -> str:
-    return GRADIENTS[1 + step % 3] if step else "home"
+    return GRADIENTS[1 + step % 3] if step else "y"
 
 
 def _elements(owner: int, lengths: Sequence[int], width: int) -> int:
@@ -119,15 +119,15 @@ class Ring:
             Of the layer, for the watchdog.
         """
         plan, buffers = self._plan(ring_forward, own, lengths)
-        buffers["own"][: own.size] = own.ravel()
+        buffers["x"][: own.size] = own.ravel()
         self._run(plan, attend, name)
 
     def backward(self, own: np.ndarray, lengths: Sequence[int], attend: Callable, name: str) -> np.ndarray:
         """Call attend(owner, keys and values, gradient to be written) likewise; return the whole gradient of `own`."""
         plan, buffers = self._plan(ring_backward, own, lengths)
-        buffers["own"][: own.size] = own.ravel()
+        buffers["x"][: own.size] = own.ravel()
         self._run(plan, attend, name)
-        return buffers["home"][: own.size].reshape(own.shape)
+        return buffers["y"][: own.size].reshape(own.shape)
 
     def _run(self, plan, attend: Callable, name: str) -> None:
         self.compute = attend
@@ -141,10 +141,10 @@ class Ring:
         key = schedule, N, H, d, own.dtype, tuple(lengths)
         if key not in self.plans:
             width, backward = 2 * N * H * d, schedule is ring_backward
-            names = ["own", *RECEIVED, *(GRADIENTS if backward else ())]
+            names = ["x", *RECEIVED, *(GRADIENTS if backward else ())]
             buffers = {name: np.empty(max(1, max(lengths) * width), own.dtype) for name in names}
             calls = {
-                f"attend {'backward ' * backward}{step}": partial(self._call, step, lengths, (N, H, d))
+                f"{'B' if backward else 'F'}{step}": partial(self._call, step, lengths, (N, H, d))
                 for step in range(self.size)
             }
             rounds = schedule(self.rank, self.size, lengths, width)
