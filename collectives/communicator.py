@@ -14,6 +14,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial, wraps
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from collectives.failures.job_end import abort_on_exit, finalize_timeout
 from collectives.failures.revocation import register, unregister
 from collectives.failures.watchdog import COLLECTIVE, PEER, Watchdog, counting
 from collectives.node_memory.files import unlink_library_memory
+from collectives.node_memory.plans import SMALL_BYTES, SMALL_PRIVATE_BYTES
 from collectives.node_memory.reduction import libraries_differ
 from collectives.progress import Calls, in_flight, outside, where, with_progress
 from collectives.running import plan_moves, plan_reductions
@@ -363,9 +365,9 @@ class Communicator(MPI.Intracomm):
 
     def _shared(self, shape, dtype):
         selection, array = self._planner.selection, self._planner.window.empty(shape, dtype)
-        if not selection.arrays:  # what is planned has counted on there being none
+        self._cache.free()  # a plan for private memory does not fit a shared array that now lies at its address
+        if not selection.arrays:
             selection.arrays = True
-            self._cache.free()
             self._install_wrappers(not self._observed.get("debug"))
         return array
 
@@ -380,13 +382,14 @@ class Communicator(MPI.Intracomm):
         """
         reason, schedules = self._explanation(operation, count, dtype, op, algorithm)
         build, method = next((build, names[0]) for build, names in PLANNED_BY.items() if names[1] == operation)
-        files = [f"communicator.py {method}", file_of(build), "choosing/selection.py"]
+        files, last = [f"communicator.py {method}", file_of(build), "choosing/selection.py"], []
         if any(schedule is shared for schedule in map(inspect.getmodule, schedules)):
             files.append("node_memory/plans.py")
+            last = ["node_memory/flags.py", "node_memory/reduction.py"]
         if schedules:
             first, *others = map(file_of, schedules)
             names = [first, *(name.partition(" ")[2] for name in others)]
-            files += [" or ".join(names), "executor/program.py", "executor/plan.py"]
+            files += [" or ".join(names), "executor/program.py", "executor/plan.py", *last]
         else:
             files.append("the MPI library")
         return f"{reason}\n  {' -> '.join(files)}"
@@ -396,6 +399,9 @@ class Communicator(MPI.Intracomm):
         self._prepared()
         selection, dtype = self._planner.selection, np.dtype(dtype)
         check_name(operation, "auto")
+        if not isinstance(count, Integral) or count < 0:
+            given = f"an array of {count.size} {count.dtype}" if isinstance(count, np.ndarray) else repr(count)
+            raise ValueError(f"explain: count is a number of elements, such as x.size, with dtype x.dtype; not {given}")
         asked = selection.asked(operation, algorithm)
         place = {"node": "on one node", "network": "on a node each", "nodes": "on several nodes"}[selection.place]
         title = f"{operation} of {count:,} {dtype}, {selection.size} ranks {place}"
@@ -418,7 +424,12 @@ class Communicator(MPI.Intracomm):
         ]
         if self._planner.library_for_private(name, asked, operation, call.nbytes):
             variants = ["shared_arrays"]
-        text += f"; by where the arrays lie that is the schedule {' or '.join(variants)} of algorithms/shared.py"
+        small = SMALL_PRIVATE_BYTES if operation == "allreduce" else SMALL_BYTES
+        if "shared_small" in variants:
+            variants.remove("shared_slots" if call.nbytes <= small else "shared_small")
+        if len(variants) > 1 and (not selection.arrays or call.nbytes <= SMALL_BYTES):
+            variants = [v for v in variants if not v.endswith("arrays")]
+        text += f"; schedule {' or, for arrays of empty(), '.join(variants)} of algorithms/shared.py"
         return text, [ALGORITHMS[operation][variant].rounds for variant in variants]
 
     def compile(
@@ -456,6 +467,8 @@ class Communicator(MPI.Intracomm):
             on every rank, where they name each other's buffers and may have no shared memory
         """
         self._prepared()
+        if self._broken:
+            raise Aborted(self._broken)
         return self._waiting(compile_rounds, self._planner, rounds, op, buffers, computations or {})
 
     def Run(self, plan, name: str = "") -> None:
@@ -465,7 +478,11 @@ class Communicator(MPI.Intracomm):
         ------
         TimeoutError
             Ranks that do not come to a barrier in shared memory within 300 s, or what `watch` says.
+        Aborted
+            After a call that has ended early.
         """
+        if self._broken:
+            raise Aborted(self._broken)
         self._waiting(plan)
 
     def Irun(self, plan, name: str = ""):

@@ -141,7 +141,7 @@ class Report:
 def check(
     algorithm: Callable,
     ranks: int | Iterable[int] = range(1, 18),
-    operation: str = "allreduce",
+    operation: str = "",
     counts: Iterable[int] | None = None,
     ordered: bool = False,
     **options,
@@ -153,7 +153,8 @@ def check(
     algorithm : generator function, or entry of ALGORITHMS
         with a parameter `root` where the operation has one, else the root is rank 0; a barrier has no count
     ranks : numbers of ranks, or one number
-    operation : a name in ALGORITHMS: what x is before and after is said in collectives/algorithms/registry.py
+    operation : a name in ALGORITHMS; of an entry its own, else allreduce. What x is before and after is said in
+        collectives/algorithms/registry.py
     counts : numbers of elements; by default 0, 1, fewer than ranks, as many, and a number that does not divide
     ordered : whether operands must be combined in rank order
     options : passed on to the algorithm; `root` is the one to try, else the first, the middle and the last rank
@@ -164,6 +165,7 @@ def check(
         on the first wrong case: the first wrong element and who is missing from it; who waits for whom; or the rule
         that is broken, and in which round. Otherwise rounds and elements against the lower bounds.
     """
+    operation = operation or operation_of(algorithm)
     if operation != "barrier" and operation not in OPERATIONS:
         raise ValueError(f"no operation {operation!r}: there are barrier, {', '.join(OPERATIONS)}")
     ranks = [ranks] if isinstance(ranks, int) else list(ranks)
@@ -207,7 +209,7 @@ def check(
 def check_algorithm(
     algorithm: Algorithm | Callable,
     operation: str = "",
-    ranks: Iterable[int] = range(1, 18),
+    ranks: int | Iterable[int] = range(1, 18),
     needs: Iterable[Need] = (),
 ) -> Report:
     """Check an algorithm as those of the registry are checked: what `check` does, and all that a call may bring.
@@ -235,8 +237,8 @@ def check_algorithm(
     """
     if isinstance(algorithm, Algorithm):
         needs = algorithm.needs
-        operation = operation or next(name for name, entries in ALGORITHMS.items() if algorithm in entries.values())
-    operation, needs = operation or "allreduce", frozenset(needs)
+    operation, needs = operation or operation_of(algorithm), frozenset(needs)
+    ranks = [ranks] if isinstance(ranks, int) else list(ranks)
     rounds, ordered = read(algorithm)[1], COMMUTATIVE not in needs
     report = check(algorithm, ranks, operation, ordered=ordered)
     if not report or operation == "barrier":
@@ -256,6 +258,11 @@ def check_algorithm(
             ):
                 return report
     return report
+
+
+def operation_of(algorithm: Algorithm | Callable) -> str:
+    """Return the operation of an entry of ALGORITHMS; of a function allreduce."""
+    return next((name for name, entries in ALGORITHMS.items() if algorithm in entries.values()), "allreduce")
 
 
 def harder(size: int, operation: str, needs: frozenset[Need], taken) -> Iterable[tuple]:

@@ -4,6 +4,8 @@ Start with nn/core/layer.py (the contract of a layer), nn/core/context.py (what 
 (the four equations of backprop), then nn/training/trainer.py.
 """
 
+import difflib
+
 from nn import callbacks, data, metrics, models, schedules
 from nn.analysis.check_layer import check_layer
 from nn.analysis.check_loss import check_loss
@@ -159,6 +161,15 @@ __all__ = [
 ]
 
 _INSTEAD = {  # names of other libraries
+    "BCELoss": "nn.BCEWithLogitsLoss(), of a network without a Sigmoid at its end",
+    "Identity": "leave the layer out",
+    "L1Loss": "nn.MAELoss()",
+    "SmoothL1Loss": "nn.HuberLoss()",
+    "StandardScaler": "nn.data.Dataset(x, y, scale=1 / std, shift=-mean / std)",
+    "Tensor": "arrays are NumPy's",
+    "TensorDataset": "nn.data.Dataset(x, y)",
+    "tensor": "arrays are NumPy's",
+    "train_test_split": "nn.data.hold_out(dataset, 0.1) splits a data set",
     "DataLoader": "nn.Loader(dataset, batch=32)",
     "Dataset": "nn.data.Dataset(x, y)",
     "Dense": "nn.Linear(in_features, out_features)",
@@ -170,5 +181,7 @@ _INSTEAD = {  # names of other libraries
 
 
 def __getattr__(name: str):
-    hint = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
+    known = {key.lower(): key for key in __all__}
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)
+    hint = f": {_INSTEAD[name]}" if name in _INSTEAD else f": did you mean nn.{known[near[0]]}?" if near else ""
     raise AttributeError(f"nn has no {name!r}{hint}", name=name)

@@ -64,7 +64,7 @@ class Configured:
         return super().__new__(cls)
 
     def __setattr__(self, name: str, value: object) -> None:
-        constraint = self.constraints.get(name)
+        constraint = self.constraints.get(name) or (flag if name in flags_of(type(self)) else None)
         if constraint is not None:
             value = constraint(f"{type(self).__name__}: {name}", value)
         super().__setattr__(name, value)
@@ -103,6 +103,16 @@ class Number:
         if self.below is None and self.most is None:
             return "positive" if low == "(0" else f"above {low[1:]}" if self.least is None else f"at least {low[1:]}"
         return f"in {low}, {self.below:g})" if self.most is None else f"in {low}, {self.most:g}]"
+
+
+def flag(what: str, value: Any) -> bool:
+    """Return True or False; refuse anything else, such as another library's argument in this position."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(
+            f"{what} must be True or False, given {value!r:.80}: other libraries have other orders of arguments; give "
+            "it by name"
+        )
+    return bool(value)
 
 
 SIZE = Number(1, whole=True)
@@ -154,6 +164,12 @@ def arguments_of(kind: type) -> dict[str, inspect.Parameter]:
         if field.name in parameters and field.default_factory is not dataclasses.MISSING:
             parameters[field.name] = parameters[field.name].replace(default=field.default_factory())
     return parameters
+
+
+@functools.cache
+def flags_of(kind: type) -> frozenset[str]:
+    """Return the names of the constructor's arguments whose default is True or False."""
+    return frozenset(name for name, p in arguments_of(kind).items() if isinstance(p.default, bool))
 
 
 def call_text(value: Any, always: Collection[str] = (), never: Collection[str] = ()) -> str:

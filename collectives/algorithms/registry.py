@@ -94,6 +94,7 @@ class Algorithm(NamedTuple):
         return COMMUTATIVE not in self.needs
 
 
+RESERVED = "auto", "schedule", "messages", "native"  # what a call may ask for beside the names of algorithms
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {}
 
 
@@ -107,12 +108,19 @@ def algorithm(
 ):
     """Decorate a generator function of rounds: enter it in the registry under its own name, or the one given."""
 
+    needs = frozenset((needs,) if isinstance(needs, str | Need) else needs)
+    if wrong := [need for need in needs if not isinstance(need, Need)]:
+        raise TypeError(f"needs: expected values of Need, such as {{Need.COMMUTATIVE}}, not {wrong[0]!r}")
+
     def enter(rounds, name=name):
         name = name or rounds.__name__
+        if name in RESERVED:
+            raise ValueError(f"{operation}: the name {name!r} is taken by what a table stands for; choose another")
         entries = ALGORITHMS.setdefault(operation, {})
-        assert name not in entries, f"{operation} already has an algorithm {name}"
+        if name in entries:
+            raise ValueError(f"{operation} already has an algorithm {name!r}; choose another name")
         pipelined = "segment" in signature(rounds).parameters
-        entries[name] = Algorithm(name, rounds, cost, frozenset(needs), pipelined, rounds_once)
+        entries[name] = Algorithm(name, rounds, cost, needs, pipelined, rounds_once)
         return rounds
 
     return enter

@@ -393,7 +393,8 @@ class Simulation:
                     refuse(
                         f"{s} reaches to element {place.hi:,} of {place.buf}{of(place, r)}: {SCRATCH_SIZE:,} are many"
                     )
-                held.extend([UNSET] * (place.hi - len(held)))
+                if (missing := place.hi - len(held)) > 0:
+                    held.extend([UNSET] * missing if isinstance(held, list) else Blank(missing))
             if not 0 <= place.lo <= place.hi <= len(held):
                 refuse(f"{s} reaches outside {place.buf}{of(place, r)}, which has {len(held)} elements")
         for place, s in read:

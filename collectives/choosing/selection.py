@@ -217,9 +217,12 @@ class Selection:
         nbytes = ANY if call.vector else call.nbytes
         for limit, name, source in self.rows[call.operation]:
             if nbytes <= limit:
-                yield name, f"{source} says so" + (f" up to {limit:,} bytes" if limit < ANY else " from here on")
+                yield (
+                    name,
+                    f"{source} says so" + (f" up to {limit:,} bytes" if limit < ANY else " for all longer messages"),
+                )
         for name in by_messages(call.operation):
-            yield name, "it can"
+            yield name, "it is the first of the registry that fits the call"
 
     def lacks(self, name: str, asked: str, call: Call) -> str:
         """What an algorithm needs and this call has not; empty where it has all."""

@@ -110,12 +110,12 @@ class Program:
         self.instructions: list[Instruction] = []
         self.sending: list[tuple[Send, list[int]]] = []  # sends that are not waited for yet
         self.ahead: list[list[int]] = []  # the next round's first receives, where they are started already
-        live = live_rounds(rounds, rank)
+        slots: list[str] = []
+        live = live_rounds(rounds, rank, slots)
         for steps, following in pairwise([*(fuse(live, rank) if fused else live), []]):
             self.compile(steps, following)
         self.wait_for_sends(self.sending[:])
         self.lengths = self.lengths_named()
-        slots = [s.buf for s in self.places() if s.buf in SLOTS]
         self.epochs = SLOTS.index(slots[-1]) + 1 if slots else 0  # the last one counts
         self.length = len(self.transfers) + len(self.instructions) + 8  # in memory, an empty one included
 
@@ -242,14 +242,20 @@ class Program:
         )
 
 
-def live_rounds(rounds: Iterable[Round], rank: int) -> list[list[Step]]:
-    """Return the rounds of a rank, less the steps that do nothing; ValueError where they do not end."""
+def live_rounds(rounds: Iterable[Round], rank: int, slots: list[str] | None = None) -> list[list[Step]]:
+    """Return the rounds of a rank, less the steps that do nothing; ValueError where they do not end.
+
+    `slots` gets the slots that steps name, empty ones too: every rank must count the same epochs, also a rank whose
+    slice of the last segment is empty.
+    """
     found = []
     for number, steps in enumerate(rounds_of(rank, rounds)):
         if wrong := mistake_in(steps):
             raise TypeError(f"rank {rank}, round {number}: {wrong}")
         if number >= MOST_ROUNDS:
             raise ValueError(f"rank {rank} is in its round {number:,}: the schedule does not end, or run it in parts")
+        if slots is not None:
+            slots += [p.buf for s in steps for p in (*reads(s, rank), *writes(s, rank)) if p.buf in SLOTS]
         found.append([s for s in steps if is_live(s)])
     return found
 

@@ -110,11 +110,15 @@ class Message:
             need = max((hi for lo, hi in self.slices if hi > lo), default=0)
         else:
             if displacements:
+                if int(displacements) < 0:
+                    raise ValueError(f"message: negative displacement {int(displacements)}")
                 self.memory = memory[int(displacements) * self.itemsize :]
                 have -= int(displacements)
             if counts is None and have % parts:
                 raise ValueError(f"message: {have} elements cannot be dealt to {parts} ranks evenly")
             self.count = have // parts if counts is None else int(counts)
+            if self.count < 0:
+                raise ValueError(f"message: negative count {self.count}")
             need = self.count * parts
         self.address, self.length, self.nbytes = self.memory.address, need, need * self.itemsize
         if self.nbytes > self.memory.nbytes:
@@ -168,6 +172,9 @@ def vector_slices(counts, displacements, have, parts) -> list[tuple[int, int]]:
         displacements = [i * displacements for i in range(parts)]
     if len(counts) != parts or len(displacements) != parts:
         raise ValueError(f"message: {len(counts)} counts and {len(displacements)} displacements for {parts} ranks")
+    for c, d in zip(counts, displacements, strict=True):
+        if c < 0 or (c and d < 0):
+            raise ValueError(f"message: negative {'count' if c < 0 else 'displacement'} {int(c if c < 0 else d)}")
     return [(int(d), int(d) + int(c)) for c, d in zip(counts, displacements, strict=True)]
 
 

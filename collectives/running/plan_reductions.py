@@ -134,6 +134,8 @@ def reduce_scatter(planner, sendbuf, recvbuf, counts, op, asked):
     source = recv if in_place else outgoing(sendbuf, parts)
     if counts is None:
         counts = [recv.count] * planner.size
+    if min(counts) < 0:
+        raise ValueError(f"reduce_scatter: counts {list(counts)}: a block has no negative length")
     ends = [0, *accumulate(map(int, counts))]
     total, own = ends[-1], slice(*list(pairwise(ends))[planner.rank])
     same_type(source, recv)

@@ -250,8 +250,10 @@ class Planner:
             if not self.may_wait:
                 raise ValueError("ranks wait to make the memory for others' buffers: call this blocking first")
             self.forget_scratch()
-            self.scratch_bytes = max(ends[-1], 2 * self.scratch_bytes)
-            self.scratch = self.seen_by_all({"scratch": self.scratch_bytes})["scratch"]
+            nbytes = max(ends[-1], 2 * self.scratch_bytes)
+            self.scratch, self.scratch_bytes = {}, 0  # if that fails, the next call asks again, on all ranks
+            self.scratch = self.seen_by_all({"scratch": nbytes})["scratch"]
+            self.scratch_bytes = nbytes
         return {
             name: {rank: memory[at : at + n * extent] for rank, memory in self.scratch.items()}
             for (name, n), at in zip(sorted(program.named.lengths.items()), ends[:-1], strict=True)

@@ -61,7 +61,9 @@ def check_layer(
     >>> nn.check_layer(nn.Linear(6, 3), (6,))
     """
     if not isinstance(layer, Layer):
-        raise TypeError(f"check_layer takes a layer, given {layer!r:.80}: an instance, not the class")
+        raise TypeError(
+            f"check_layer takes a layer, given {layer!r:.80}: an instance, not the class, of a subclass of nn.Layer"
+        )
     case = _Case(layer, tuple(in_shape), ids, seed, setup)
     for check in (
         case.check_specs,

@@ -88,7 +88,12 @@ def _targets(loss: Loss, z: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _check_returns(loss: Loss, z: np.ndarray, target: np.ndarray) -> None:
+    before = z.copy(), target.copy()
     result = loss(z, target, len(z), _context())
+    if not np.array_equal(z, before[0]) or not np.array_equal(target, before[1]):
+        raise AssertionError(
+            f"{loss!r}: it writes into the outputs or the targets, which others need: z - t, not z -= t"
+        )
     if not isinstance(result, tuple) or len(result) != 2:
         raise AssertionError(f"{loss!r}: it must return a pair, the value and its gradient, given {result!r:.80}")
     value, gz = result

@@ -47,13 +47,21 @@ def check_optimizer(optimizer: Optimizer, seed: int = 0) -> None:
     >>> nn.check_optimizer(nn.Adam(0.01))
     """
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"check_optimizer takes an optimizer, given {optimizer!r:.80}: an instance, not the class")
+        raise TypeError(
+            f"check_optimizer takes an optimizer, given {optimizer!r:.80}: an instance, not the class, of a "
+            "subclass of nn.Optimizer"
+        )
     if optimizer.searches:
         raise TypeError(f"{optimizer!r}: it evaluates the batch itself, so a step of it cannot be looked at alone")
+    if missing := [name for name in ("lr", "weight_decay", "clip", "rates", "frozen") if name not in vars(optimizer)]:
+        raise TypeError(
+            f"{type(optimizer).__name__}: it has no {', '.join(missing)}: its __init__ must call super().__init__(lr)"
+        )
     case = _Case(optimizer, seed)
     for check in (
         case.check_result,
         case.check_nothing_is_kept,
+        case.check_slots,
         case.check_padding_and_dtypes,
         case.check_minimises,
         case.check_decay,
@@ -95,7 +103,18 @@ class _Case:
             self.fail(f"slots must be a tuple of names, given {names!r:.80}")
         w = self.start.copy()
         slots = self.slots(self.layout.size, np.float64)
-        self.optimizer.update(w, self.gradients[0].copy(), slots, 0, self.region)
+        given = dict(slots)
+        try:
+            self.optimizer.update(w, self.gradients[0].copy(), slots, 0, self.region)
+        except KeyError as error:
+            if error.args and error.args[0] not in given:
+                self.fail(f"apply() asks for slot {error}, which the class does not declare: slots = ({error},)")
+            raise
+        for name, slot in given.items():
+            if slots.get(name) is not slot:
+                self.fail(
+                    f"slot {name!r} is replaced: write into it, as slots[{name!r}] *= 0.9, or slots[{name!r}][:] = ..."
+                )
         if np.array_equal(w, self.start):
             self.fail("an update leaves the parameters as they were: write into w, as w -= ..., not w = w - ...")
         if not np.isfinite(w).all():
@@ -111,6 +130,15 @@ class _Case:
                 "used for a second network it makes other updates: what lasts from step to step must be in `slots`, "
                 "which checkpoints keep, or follow from `step`"
             )
+
+    def check_slots(self) -> None:
+        """What is declared is written to."""
+        for name, slot in self.train(self.optimizer)[1].items():
+            if not slot.any():
+                self.fail(
+                    f"slot {name!r} is declared, and still zero after {STEPS} updates: write into it, as v *= 0.9; "
+                    "v += g, not v = 0.9 * v + g"
+                )
 
     def check_padding_and_dtypes(self) -> None:
         for dtype in (np.float32, np.float64):
@@ -141,6 +169,8 @@ class _Case:
         optimizer.weight_decay = 0.1
         w = self.start.copy()
         optimizer.update(w, np.zeros_like(w), self.slots(len(w), np.float64), 0, self.region)
+        if not np.isfinite(w).all():
+            self.fail("where gradients are 0 parameters become NaN: is something divided by a norm that may be 0?")
         before, after = dict(self.layout.items(self.start)), dict(self.layout.items(w))
         if not np.array_equal(before["0.b"], after["0.b"]):
             self.fail("weight decay changes a bias: apply it to the slices in region.decayed only")

@@ -278,7 +278,7 @@ class _Noise(MemoryPool):
     def empty(self, shape, dtype):
         return _filled(super().empty(shape, dtype), self.rng)
 
-    def scratch(self, name, shape, dtype):
+    def workspace(self, name, shape, dtype):
         return _filled(super().workspace(name, shape, dtype), self.rng)
 
 

@@ -113,7 +113,7 @@ def activations(trainer: Trainer, x: np.ndarray, bins: int = 40) -> list[Distrib
     context = trainer.ctx.network_context
     outer, context.after_forward = context.after_forward, watch
     try:
-        trainer.predict(x)
+        trainer.predict(x, batch=max(1, len(x)))  # one pass: each layer once, over all samples
     finally:
         context.after_forward = outer
     return found
@@ -122,6 +122,7 @@ def activations(trainer: Trainer, x: np.ndarray, bins: int = 40) -> list[Distrib
 def gradients(trainer: Trainer, x: np.ndarray, y: np.ndarray, bins: int = 40) -> list[Distribution]:
     """The gradient of every parameter for a batch, first layer first; the trainer's gradient buffer is overwritten."""
     before = trainer.snapshot()
+    trainer.total_weight = trainer.weight(y) if trainer.whole_loss.weighted else None
     trainer.compute_gradients(x, y, len(x))
     trainer.restore(before)  # running statistics
     items = dict(trainer.network.layout.items(trainer.gradients))

@@ -136,6 +136,11 @@ def _check_gradients(gradients: dict, arrays: dict[str, np.ndarray], ctx: Any) -
         )
     for name, gradient in gradients.items():
         array = arrays[name]
+        if not isinstance(gradient, np.ndarray | np.generic | Product | RowSum | ScatterAdd) and not callable(gradient):
+            raise TypeError(
+                f"{_name(ctx)}: the gradient of {name} must be an array, or say what it is made of (nn.Product, "
+                f"nn.RowSum, nn.ScatterAdd, a function), given {_kind(gradient)}"
+            )
         shape, dtypes = _described(gradient)
         exact = shape is not None and (len(shape) == array.ndim or isinstance(gradient, np.ndarray | np.generic))
         # of products of a matrix, for an array of more axes, the entries count, in their order

@@ -401,7 +401,7 @@ class LayerContext:
         global batch has its own place in the stream of (seed, step, layer).
         """
         batch, at = self.network_context.micro_batch, 0
-        entropy = [self.network_context.seed, batch.step, *self.path.encode(), *name.encode()]
+        entropy = [self.network_context.seed, batch.step, *self.path.encode(), *([0, *name.encode()] if name else ())]
         key = np.random.SeedSequence(entropy).generate_state(2, np.uint64)
         for first, count in batch.pieces or [(batch.sample, samples)]:
             stream = np.random.Philox(key=key, counter=first * counts)

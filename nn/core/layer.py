@@ -78,6 +78,8 @@ class Spec:
     tied: str = ""
 
     def __post_init__(self):
+        if not isinstance(self.shape, tuple | list):
+            raise ShapeError(f"a shape is a tuple, such as (3,), given {self.shape!r:.80}")
         if not all(isinstance(n, (int, np.integer)) for n in self.shape):
             raise ShapeError(f"sizes must be whole numbers, given shape {self.shape}")
         if self.init is not None and not callable(self.init):  # None where nothing is drawn
@@ -323,10 +325,31 @@ def _holds_layers(value: Any) -> bool:
     return any(isinstance(part, Layer) for part in parts)
 
 
+def checked_specs(layer: Layer, result: Any) -> tuple[dict, Shape]:
+    """Return what a layer's specs has returned; refuse anything but a pair (dict of Specs, shape)."""
+    if type(result) is not tuple or len(result) != 2 or not isinstance(result[0], dict):
+        raise TypeError(
+            f"{layer!r}: specs must return a pair (arrays, out_shape): a dict of nn.Spec, which may be empty, and the "
+            f"shape of the output without the batch axis; given {result!r:.80}"
+        )
+    arrays, out_shape = result
+    if not isinstance(out_shape, tuple | list):
+        raise TypeError(
+            f"{layer!r}: specs must return the output's shape as a tuple, such as (3,), given {out_shape!r}"
+        )
+    for name, spec in arrays.items():
+        if not isinstance(spec, Spec | dict):
+            raise TypeError(
+                f"{layer!r}: specs must say nn.Spec(shape, init) of {name}, such as "
+                f"nn.Spec((3,), nn.initializers.zeros), given {spec!r:.80}"
+            )
+    return result
+
+
 def child_specs(name: str, layer: Layer, in_shape: Shape) -> tuple[dict, Shape]:
     """layer.specs(in_shape), with the layer's place and name put before any complaint."""
     try:
-        return layer.specs(in_shape)
+        return checked_specs(layer, layer.specs(in_shape))
     except ShapeError as error:
         text = str(error)
         inner = text.startswith("layer ")

@@ -269,6 +269,14 @@ class Views:
             raise ValueError(f"{name}: expected an array of shape {array.shape}, given shape {np.shape(value)}")
         array[...] = value
 
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(f"there is no array {name!r} here, only {', '.join(vars(self)) or 'none'}")
+
+    def __getitem__(self, name: str):
+        raise TypeError(f"arrays are attributes: p.{name}, not p[{name!r}]")
+
     def __repr__(self):
         return f"Views({', '.join(f'{name}={array.dtype}{array.shape}' for name, array in vars(self).items())})"
 

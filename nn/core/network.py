@@ -55,6 +55,9 @@ class NotFinite(NamedTuple):
         return self.place + (f" (samples {_list_samples(self.samples)} of the batch)" if self.samples else "")
 
 
+WEIGHTED = ("parameters", "named_parameters", "state_dict", "predict", "fit", "train", "eval", "weights", "evaluate")
+
+
 class Network:
     """A root layer, checked against the shape and dtype of what it will be fed.
 
@@ -222,12 +225,22 @@ class Network:
             )
         if x.dtype == self.dtype or self.takes_ids:
             return
-        how = "convert the data, or build with that dtype"
+        how = f"x.astype(np.{self.dtype}), or nn.Network(layers, in_shape, dtype=np.{x.dtype})"
         if x.dtype.kind in "biu":
             how = (
                 f"convert the data, as for training: (x / 255).astype(np.{self.dtype}) where these are bytes of images"
             )
         raise TypeError(f"{self.name}: computes in {self.dtype}, given {x.dtype}: {how}")
+
+    def __call__(self, *values):
+        raise TypeError(
+            "a network has no weights: nn.Trainer(network, loss, optimizer) has them, trainer.predict(x) runs it"
+        )
+
+    def __getattr__(self, name: str):
+        """Refuse names of other libraries: the trainer has what is asked for."""
+        hint = ": a network has no weights; nn.Trainer(network, loss, optimizer) has" if name in WEIGHTED else ""
+        raise AttributeError(f"a Network has no {name!r}{hint}", name=name, obj=self)
 
     def backward(
         self, p, g, gy: np.ndarray, saved, ctx: LayerContext, micro_batch: MicroBatch | None = None

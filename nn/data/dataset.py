@@ -141,6 +141,14 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.x)
 
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        if "__getitem__" in vars(cls) and "batch" not in vars(cls):
+            raise TypeError(
+                f"{cls.__name__}: a Loader reads through batch(indices) -> (x, y), and never calls __getitem__: define "
+                "that, or give nn.Loader a transform"
+            )
+
     def __getitem__(self, index):
         """Return (x, y) of one sample, or of several for a slice or an index array, converted as in a batch."""
         if not isinstance(index, int | np.integer):

@@ -155,7 +155,7 @@ class Loader:
         """
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, self.order(epoch)
-        _, targets = self.dataset.raw(self._order[1][step * self.batch : (step + 1) * self.batch])
+        targets = self.dataset.y[self._order[1][step * self.batch : (step + 1) * self.batch]]  # samples are not read
         return self.dataset.targets(targets, self.dtype)
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:

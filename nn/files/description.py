@@ -44,7 +44,10 @@ def register(kind: Kind) -> Kind:
         Another class has this name.
     """
     if not isinstance(kind, type) or not issubclass(kind, Layer):
-        raise TypeError(f"register takes a class of layers, given {brief(kind)}: the class itself, not an instance")
+        raise TypeError(
+            f"register takes a class of layers, given {brief(kind)}: the class itself, not an instance; losses and "
+            "optimizers are not in files"
+        )
     return registry.register("layer")(kind)
 
 

@@ -88,7 +88,12 @@ class MultiHeadAttention(Layer):
                 f"MultiHeadAttention: rotary turns pairs of a head's features, and {features // heads} are odd: give "
                 f"{heads} heads an even number each, such as features={features + heads}"
             )
-        self.block_size = block_size(attention)
+        block_size(attention)  # refused here
+
+    @property
+    def block_size(self) -> int:
+        """Queries and keys computed at a time; 0 for all."""
+        return block_size(self.attention)
 
     def specs(self, in_shape):
         if len(in_shape) != 2 or in_shape[1] != self.features:

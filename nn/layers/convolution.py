@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -60,6 +60,9 @@ class Geometry:
         return Geometry(self.out, self.kernel, (1, 1), padding, self.dilation, self.groups)
 
 
+_geometry = lru_cache(maxsize=1024)(Geometry)  # shared: `out` and `reach` are computed once
+
+
 def _padding(what: str, value: Pair | str) -> tuple[int, int] | str:
     return "same" if value == "same" else SizePair(0)(what, value)
 
@@ -104,7 +107,6 @@ class Conv2d(Layer):
         self.in_channels, self.out_channels, self.groups, self.bias = in_channels, out_channels, groups, bias
         self.kernel_size, self.stride, self.dilation, self.padding = kernel_size, stride, dilation, padding
         self.init, self.bias_init = init, bias_init
-        self._geometries: dict[tuple[int, int], Geometry] = {}
         if in_channels % groups or out_channels % groups:
             raise ValueError(
                 f"Conv2d: groups={groups} does not divide both in_channels={in_channels} "
@@ -115,10 +117,8 @@ class Conv2d(Layer):
 
     def geometry(self, size: tuple[int, int]) -> Geometry:
         """Where the kernel goes on an image of `size`."""
-        if size not in self._geometries:
-            padding = tuple((p, p) for p in self.padding) if self.padding != "same" else self._same()
-            self._geometries[size] = Geometry(size, self.kernel_size, self.stride, padding, self.dilation, self.groups)
-        return self._geometries[size]
+        padding = self._same() if self.padding == "same" else tuple((p, p) for p in self.padding)
+        return _geometry(size, self.kernel_size, self.stride, padding, self.dilation, self.groups)
 
     def _same(self):
         """Padding that keeps the size."""

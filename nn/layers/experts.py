@@ -129,9 +129,13 @@ class MixtureOfExperts(Layer):
         self.features, self.experts, self.top, self.hidden = features, experts, top, hidden
         self.gate, self.capacity, self.auxiliary, self.z_loss = gate, capacity, auxiliary, z_loss
         self.activation, self.bias_rate, self.init = activation, bias_rate, init
-        self.apply = lookup("activation", activation)()
         if top > experts:
             raise ValueError(f"MixtureOfExperts: top must be 1 to {experts}, the number of experts, given {top}")
+
+    @property
+    def apply(self) -> Layer:
+        """The activation layer of the experts."""
+        return lookup("activation", self.activation)()
 
     def specs(self, in_shape):
         if len(in_shape) not in (1, 2) or in_shape[-1] != self.features:

@@ -23,6 +23,8 @@ def lenet5(in_shape: Shape, classes: int, *widths: int, activation: type[Layer] 
     `widths` are the two numbers of channels and the hidden units: 20, 50, 500 unless given.
     """
     height, width, channels = image_shape("lenet5", in_shape, at_least=16)
+    if len(widths) not in (0, 3):
+        raise ValueError(f"lenet5 takes three numbers, such as lenet5:20,50,500, given {len(widths)}: {widths}")
     first, second, hidden = widths or (20, 50, 500)
     return Sequential(
         Conv2d(channels, first, 5, init=he),

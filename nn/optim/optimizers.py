@@ -158,7 +158,7 @@ class Optimizer(Configured):
         region: Region,
         sum_over_slices: SumOverSlices | None = None,
     ) -> None:
-        """`update` without the clip, for who clips all of the gradients first and updates part after part."""
+        """`update`, whose arguments it has, without the clip: what a subclass defines. It writes into w and slots."""
         raise TypeError(f"{type(self).__name__} does not define apply")
 
     def moment(self, slots: Slots, name: str) -> Array:

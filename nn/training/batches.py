@@ -140,11 +140,18 @@ def _of_arrays(x: Any, y: Any, what: str, trainer: Trainer) -> Dataset:
         y = np.asarray(y)
     except ValueError as error:  # lists of different lengths
         raise DataError(f"{what}: targets must have one shape ({error})") from None
-    loss = trainer.whole_loss
+    loss, given = trainer.whole_loss, y.shape
     if loss.targets == "values" and y.dtype.kind in "biu":  # whole numbers, but no classes
         y = y.astype(trainer.network.dtype)
     column = y.ndim == 1 and y.dtype.kind == "f"
-    return Dataset(x, y[:, None] if column else y, what, ignore_index=loss.ignore_index)
+    y = y[:, None] if column else y
+    if loss.targets == "values" and y.shape[1:] != trainer.network.out_shape:  # NumPy would repeat them
+        raise ValueError(
+            f"{what}: {type(loss).__name__} compares outputs with values: targets must have their shape "
+            f"(N, {', '.join(map(str, trainer.network.out_shape))}), given {given}; classes go with "
+            "nn.CrossEntropyLoss()"
+        )
+    return Dataset(x, y, what, ignore_index=loss.ignore_index)
 
 
 def _check_shape(dataset: Dataset, trainer: Trainer, what: str) -> None:

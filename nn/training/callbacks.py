@@ -43,13 +43,14 @@ class Progress(Callback):
     def on_begin(self, training):
         self.quiet = not training.trainer.writer
         self.started = self.last = time.perf_counter()
-        self.count = 0
+        self.count, self.samples = 0, training.samples
         self.unit = "images" if len(training.trainer.network.in_shape) == 3 else "samples"
         self.done_before = self._done(training)
 
     def on_step(self, training, loss):
         now = time.perf_counter()
-        self.count += getattr(training.train, "batch", 1)
+        self.count += training.samples - self.samples if training.batch > 1 else training.samples
+        self.samples = training.samples
         if self.quiet or now - self.last < self.every:
             return
         self.last = now
@@ -168,7 +169,7 @@ class BestEpoch:
     def epoch(self, training: Training) -> int:
         """Return the first epoch with the best value, counted from 1. NaN is the worst."""
         sign = 1 if training.direction(self.metric, self.mode) == "min" else -1
-        values = [sign * record[self.metric] for record in training.history]
+        values = [sign * record.get(self.metric, math.nan) for record in training.history]  # not measured: never best
         values = [math.inf if math.isnan(value) else value for value in values]
         return values.index(min(values)) + 1
 
@@ -212,6 +213,7 @@ class EarlyStopping(Callback):
 
     def on_begin(self, training):
         self.best.begin(training)
+        self.snapshot = None  # of another run
         measured = bool(training.history) and all(self.best.metric in record for record in training.history)
         if measured and not training.batch:  # a run that had stopped, and was killed before its end
             self._decide(training)
@@ -224,7 +226,7 @@ class EarlyStopping(Callback):
     def _decide(self, training: Training) -> int:
         """Stop training if the best epoch is `patience` epochs ago; return the best epoch."""
         best = self.best.epoch(training)
-        training.stop = training.epoch - best >= self.patience
+        training.stop |= training.epoch - best >= self.patience  # or another callback has set it
         return best
 
     def on_end(self, training):

@@ -19,18 +19,20 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
+from nn.arguments import Number
 from nn.reading import open_file, read_json, special
 from nn.training.state_files import PROGRESS, LazyState, StateFile
 
 FORMAT = 2
-TEMPORARY = re.compile(r"\..+\.[0-9]+\.tmp")  # names of files that are being written, with the process that does
+STEP = re.compile(r"step-[0-9]+\.npz")
+TEMPORARY = re.compile(r"\.(.+)\.[0-9]+\.tmp")  # names of files that are being written, with the process that does
 FORMATS = (1, FORMAT)  # that are read; 1 has no checkpoints of several files
 
 
@@ -63,11 +65,15 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def remove_temporary_files(directory: Path) -> None:
-    """Remove what `replacing` has left in a directory where its process was killed; files of others stay."""
+def remove_temporary_files(directory: Path, names: Collection[str] | None = None) -> None:
+    """Remove what `replacing` has left in a directory where its process was killed; files of others stay.
+
+    With names, only what was to become a checkpoint of a step or one of these: others may write there just now.
+    """
     with suppress(OSError):  # there is none, or it cannot be read
         for left in directory.iterdir():
-            if TEMPORARY.fullmatch(left.name):
+            match = TEMPORARY.fullmatch(left.name)
+            if match and (names is None or match[1] in names or STEP.fullmatch(match[1])):
                 left.unlink(missing_ok=True)
 
 
@@ -140,6 +146,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | Path, keep: int = 2, facts: dict | None = None):
+        Number(0, whole=True)("Checkpoints: keep", keep)
         self.directory, self.keep, self._facts = Path(directory), keep, facts or {}
 
     @property
@@ -203,8 +210,12 @@ class Checkpoints:
         name : str or None
             A name of its own, such as "best", which the next save of that name replaces.
         """
+        if name and Path(name).name != name:
+            raise ValueError(
+                f"Checkpoints.save: name is that of a file in the directory, such as 'best', given {name!r}"
+            )
         self.directory.mkdir(parents=True, exist_ok=True)
-        remove_temporary_files(self.directory)
+        remove_temporary_files(self.directory, ("manifest.json", f"{name}.npz"))
         pairs = iter([("steps", state["steps"]), *state.items()] if isinstance(state, Mapping) else state)
         _, steps = first = next(pairs)
         file = f"{name or f'step-{int(steps):08d}'}.npz"

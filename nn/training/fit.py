@@ -155,7 +155,10 @@ def _start(progress: Mapping | None, trainer: Trainer, train) -> dict:
     """Return where a run starts: at `progress`, or after the steps that the trainer has made."""
     if progress:
         # Older checkpoints have no weight: every sample weighed 1.
-        return {"weight": float(progress.get("samples", 0)), **progress}
+        state = {"weight": float(progress.get("samples", 0)), **progress}
+        return state | {
+            "history": [dict(record) for record in progress.get("history", ())]
+        }  # copies: it is the caller's
     return {"first_step": trainer.steps, "first_epoch": -(-trainer.steps // max(1, _length(train)))}
 
 
@@ -243,7 +246,8 @@ def _check_trainer(what: str, trainer: Trainer) -> None:
     if not isinstance(trainer, Trainer):
         raise TypeError(
             f"{what} takes a trainer first, nn.Trainer(network, loss, optimizer) or one of `parallel`, given "
-            f"{trainer!r:.80}"
+            f"{trainer!r:.80}; of what nn.load returns: trainer = nn.Trainer(model.network, loss, optimizer), then "
+            "trainer.load_weights(model)"
         )
 
 

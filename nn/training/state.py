@@ -8,6 +8,7 @@ loss_scale, steps           the loss scale of mixed precision, the number of ste
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -67,6 +68,8 @@ def fitting_weights(
     network: Network, weights: Any, optimizer: Optimizer, seed: int
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return (state to start from, names of newly drawn parameters): see `Trainer.load_weights`."""
+    if isinstance(weights, str | os.PathLike):
+        raise TypeError(f"load_weights takes weights, given a path: load_weights(nn.load({str(weights)!r}))")
     given = weights if isinstance(weights, Mapping) else weights.state_dict()
     state, new = {}, []
     for name, (shape, dtype) in state_kinds(network, optimizer.slots).items():

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from nn.core.layer import ShapeError
 from nn.core.memory_pool import MemoryPool
 from nn.core.network import Network, NotFinite
 from nn.losses import Loss
@@ -44,7 +45,8 @@ INSTEAD = {  # what to write for names of other libraries
     "forward": "trainer.predict(x) gives the outputs",
     "compile": "loss and optimizer are given when it is made: nn.Trainer(network, loss, optimizer)",
     "score": "nn.evaluate(trainer, (x, y)) gives loss and accuracy",
-    "predict_proba": "put nn.Softmax() behind a network of logits, or take scipy.special.softmax(trainer.predict(x))",
+    "predict_proba": "predict gives logits; nn.Model(nn.Network(nn.Sequential(*layers, nn.Softmax()), in_shape), "
+    "trainer) predicts probabilities. Do not train with Softmax: CrossEntropyLoss has its own",
     "save": "nn.save(trainer, file) writes network and weights",
     "save_weights": "nn.save(trainer, file) writes network and weights",
     "get_weights": "trainer.named_parameters() gives (name, array)",
@@ -221,6 +223,8 @@ class Trainer:
         ValueError
             No parameter has such a name.
         """
+        if bad := [name for name in layers if not isinstance(name, str)]:
+            raise TypeError(f"freeze takes names of layers, such as freeze('0', '2.W'), given {bad[0]!r:.80}")
         check_rates(self.network, dict.fromkeys(layers, 0.0))
         self.optimizer.frozen = tuple(dict.fromkeys((*self.optimizer.frozen, *layers)))
 
@@ -302,10 +306,14 @@ class Trainer:
         """Make the step of a batch that `step` has checked; return the loss. Strategies define their own."""
         self.begin_step()
         loss, samples, start = 0.0, len(x), 0
-        for i in range(1, accumulate + 1):
-            stop = samples * i // accumulate
-            loss += self.compute_gradients(x[start:stop], y[start:stop], total, start, i > 1)
-            start = stop
+        try:
+            for i in range(1, accumulate + 1):
+                stop = samples * i // accumulate
+                loss += self.compute_gradients(x[start:stop], y[start:stop], total, start, i > 1)
+                start = stop
+        except BaseException:  # such as a label that is no class: forward has moved the running statistics
+            self.buffers[:] = self.buffers_before
+            raise
         if not math.isfinite(loss):
             raise self.bad_step(loss, [(rows.start, x[rows]) for rows in micro_batches(samples, accumulate)])
         self.end_step(self.mixed_precision is not None and self.mixed_precision.overflowed)
@@ -338,6 +346,10 @@ class Trainer:
         if not isinstance(total, (int, np.integer)):
             weight = ": a sum of loss.count(y) is the argument total_weight" if isinstance(total, float) else ""
             raise TypeError(f"step: total is the number of samples in the global batch, given {total!r:.80}{weight}")
+        if y is None or np.ndim(x) == 0 or not np.shape(y)[:1]:
+            raise TypeError(
+                f"step: x and y are batches, given y = {y!r:.80}: of one sample they are x[None] and np.asarray([y])"
+            )
         if hasattr(y, "__len__") and len(y) != samples:
             raise ValueError(f"step {self.steps} of {self.network.name}: {samples} samples but {len(y)} targets")
         if not total >= max(1, samples):
@@ -398,7 +410,7 @@ class Trainer:
                 self.gradients[:] = 0
             return 0.0
         z, saved = self.network.forward(self.p, x, self.ctx)
-        loss, gz = self.loss(z, y, self.mean_over(total), self.ctx)
+        loss, gz = checked_loss(self.loss, self.loss(z, y, self.mean_over(total), self.ctx), z)
         self.network.backward(self.p, self.g, gz, saved, self.ctx)
         return loss
 
@@ -659,6 +671,23 @@ def check_parts(network: Network, loss: Loss, optimizer: Optimizer, seed: int, s
     check_rates(network, {**optimizer.rates, **dict.fromkeys(optimizer.frozen, 0.0)})
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise ValueError(f"a trainer's seed must be a whole number, not negative, given {seed!r:.80}")
+
+
+def checked_loss(loss: Loss, result: tuple[float, np.ndarray], z: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return what a loss has returned; refuse anything but one number and a gradient of the outputs' shape."""
+    if type(result) is not tuple or len(result) != 2:
+        raise TypeError(f"{loss!r}: it must return a pair, the value and its gradient, given {result!r:.80}")
+    value, gz = result
+    if np.ndim(value):
+        raise TypeError(f"{loss!r}: the value must be one number, given shape {np.shape(value)}: sum over all samples")
+    if np.shape(gz) != z.shape:
+        raise ShapeError(
+            f"{loss!r}: the gradient must have the shape of the outputs, {z.shape}, given {np.shape(gz)}: are the "
+            "targets of that shape? NumPy makes (N, N) of (N, 1) and (N,)"
+        )
+    if gz.dtype != z.dtype:
+        raise TypeError(f"{loss!r}: the gradient of {z.dtype} outputs is {gz.dtype}: keep the dtype of z")
+    return result
 
 
 def check_rates(network: Network, rates: Mapping[str, float]) -> None:

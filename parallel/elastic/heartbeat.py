@@ -184,7 +184,7 @@ class Heartbeat:
 
     def _look_at_main(self) -> None:
         """Whether this rank's main thread is in an endless loop."""
-        calls = [found for reference in tuple(Calls.everywhere) if (found := reference())]
+        calls = [found for reference in tuple(Calls.instances) if (found := reference())]
         progress = self.steps(), sum(each.collectives + each.others for each in calls)
         if not self.stuck.look(self.clock.now(), progress, any(each.current for each in calls)):
             return

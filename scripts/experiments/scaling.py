@@ -63,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
         "--network", metavar="FILE", help="what bench.py network wrote (default: two ranks are measured)"
     )
     found.add_argument("--lab", type=whole, metavar="RATE", help="a host for each rank, with cables of so many Mbit/s")
+    found.add_argument("--placement", metavar="HOW", help="of ranks on a topology, as of estimate")
     found.add_argument("--ranks-per-node", type=whole, metavar="N", help=argparse.SUPPRESS)
     found.add_argument("--steps", type=whole, help=f"of each measurement (default: {STEPS}, in a lab {LAB_STEPS})")
     found.add_argument("--out", type=Path, default=Path("runs/scaling"), help="directory of results")

@@ -760,17 +760,18 @@ def test_explain(communicator, ranks):
     for operation, way in files.items():
         assert way in communicator.explain(operation, 1000).splitlines()[1]
     shared = communicator.explain("allreduce", 10000).splitlines()[1]
-    assert shared.startswith("  communicator.py Allreduce -> running/plan_red") and shared.count("->") == 6
-    assert shared.endswith("shared.py small or slots or arrays -> executor/program.py -> executor/plan.py")
+    assert shared.startswith("  communicator.py Allreduce -> running/plan_red") and shared.count("->") == 8
+    assert shared.endswith(
+        "shared.py slots -> executor/program.py -> executor/plan.py -> node_memory/flags.py -> node_memory/reduction.py"
+    )
     for name in ["communicator.py", *re.findall(r"-> ([\w/]+\.py)", shared)]:
         assert (Path(collectives.__file__).parent / name).is_file(), name
     assert explain("reduce_scatter", 16) == (
         "reduce_scatter of 16 float32, 2 ranks on one node: native, because the default table says so up to 4,096 bytes"
     )
-    assert "shared, because the default table says so from here on; by where the arrays lie" in explain(
+    assert "shared, because the default table says so for all longer messages; schedule shared_" in explain(
         "allreduce", 10000
     )
-    assert "shared_slots or shared_arrays of algorithms/shared.py" in explain("allreduce", 10000)
     assert explain("allreduce", 9, algorithm=sum).endswith("sum, because asked for")
     assert "ring, because asked for" in explain("allreduce", 1000, algorithm="ring")
     assert "needs SUM, PROD, MAX or MIN" in explain("allreduce", 9000, "i4", MPI.BXOR)

@@ -171,7 +171,10 @@ def test_what_is_in_the_users_cache_holds_on_one_node(tmp_path, monkeypatch):
     assert Selection({}, [0, 0], library).choose("auto", Call("scan", 100)) == "doubling"
     file.parent.mkdir()
     save(file, {"node": {"scan": [(ANY, "chain")]}})
-    assert Selection({}, [0, 0], library).reason("auto", Call("scan", 100)) == ("chain", f"{file} says so from here on")
+    assert Selection({}, [0, 0], library).reason("auto", Call("scan", 100)) == (
+        "chain",
+        f"{file} says so for all longer messages",
+    )
     assert Selection({}, [0, 1], library).choose("auto", Call("scan", 100)) == "doubling"
     monkeypatch.setenv("RINGPROP_TUNE", "")
     assert Selection({}, [0, 0], library).choose("auto", Call("scan", 100)) == "doubling", "switched off"

@@ -13,7 +13,19 @@ from parallel.elastic.chaos import result
 from parallel.launch import launcher
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ["--model", "mlp:64,8,10", "--limit", "200", "--epochs", "3", "--checkpoint-steps", "5", "--no-pictures"]
+OPTIONS = [
+    "--model",
+    "mlp:64,8,10",
+    "--limit",
+    "200",
+    "--epochs",
+    "3",
+    "--lr",
+    "0.1",
+    "--checkpoint-steps",
+    "5",
+    "--no-pictures",
+]
 OPTIONS += ["--watch", str(PATIENCE)]
 needs_survivors = pytest.mark.skipif(bool(launcher.why_all_end()), reason=launcher.why_all_end())
 

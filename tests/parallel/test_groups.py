@@ -28,7 +28,7 @@ def test_a_rank_by_itself():
     check(Group(), 0, 1)
     ctx = network().context()
     assert ctx.group("data").size == ctx.group("tensor").size == 1
-    with pytest.raises(ValueError, match="data or tensor or space or branch, not 'date'"):
+    with pytest.raises(ValueError, match="data or tensor or space or branch or context, not 'date'"):
         ctx.group("date")
 
 

@@ -57,7 +57,7 @@ from mpi4py import MPI
 import nn
 from bench_compression import card_bytes
 from collectives import Communicator
-from collectives.steps import part
+from collectives.steps import chunk
 from parallel import DistributedDataParallel, FullyShardedDataParallel
 from collectives.failures.launch_check import nodes_of
 
@@ -82,7 +82,7 @@ def train(kind, *more, **options):
     layers = nn.Flatten(), nn.Linear(36, 40), nn.Sigmoid(), nn.Linear(40, 4)
     network = nn.Network(nn.Sequential(*layers), (6, 6, 1), np.float64)
     trainer = kind(network, nn.CrossEntropyLoss(), nn.SGD(0.1, momentum=0.9), *more, **options)
-    mine = slice(*part(13, *trainer.shard[::-1]))
+    mine = slice(*chunk(13, *trainer.shard[::-1]))
     for step in range(4):
         trainer.step(x[step % 2][mine], y[step % 2][mine], 13)
     return trainer.state_dict(), trainer

@@ -78,11 +78,11 @@ def test_layers_and_steps_are_told_by_one_statistic(comm, ranks, monkeypatch):
 
 def test_every_strategy_that_is_predicted_can_be_measured(scaling):
     """But those whose steps differ, as ranks meet now and then only."""
-    from parallel.strategies import axes
     from parallel.strategies.estimate import APART, NAMES
+    from parallel.strategies.pipeline import option
 
-    assert set(scaling.NAMES) == {*NAMES, "tensor"} - {*APART}
-    assert set(scaling.PIPELINES) == set(axes.NAMES)
+    assert set(scaling.STRATEGIES) == {*NAMES, "tensor"} - {*APART}
+    assert set(scaling.PIPELINES) == set(option.NAMES)
 
 
 def test_what_is_told_is_the_median_of_turns_and_their_span(scaling):
@@ -182,7 +182,7 @@ def test_what_makes_no_sense_is_one_message(scaling, capsys):
         (["--model", "vgg17"], "unknown model 'vgg17'"),
         (["--ranks", "0"], "ranks are numbers from 1 to"),
         (["--lab", "100", "--ranks", "1,2"], "--lab: give --ranks of 2 and more"),
-        (["--network", "nope"], "--network nope: neither a file nor one of"),
+        (["--network", "nope"], "--network nope: no network named"),
     ):
         with pytest.raises(SystemExit) as end:
             scaling.main(wrong)
