@@ -255,7 +255,7 @@ def send_first(rank, size, count):
     yield (Recv((rank - 1) % size, "y", 0, count),)
 
 
-def one_at_a_time(stats, buffers):
+def one_at_a_time(stats):
     """A rank that sends or receives does nothing else meanwhile."""
     for rank, rounds in enumerate(stats.history):
         for k, steps in enumerate(rounds):
