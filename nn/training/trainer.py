@@ -157,7 +157,7 @@ class Trainer:
         self.make_context()
         # Statistics over a group need every member, one without samples too.
         self.computes_empty_shards = any(layer.synchronized for _, layer, _, _ in network.layers())
-        self.loss_rows = loss.rows(network.out_shape)
+        self.loss_rows, self.loss_checked = loss.rows(network.out_shape), False
         self.whole_loss = loss  # knows the weights of targets; a strategy's `loss` may be a part of it
         self.metrics: tuple[Metric, ...] = (loss.metric,)
         self.total_weight: float | None = None  # of the step's global batch
@@ -346,7 +346,7 @@ class Trainer:
         if not isinstance(total, (int, np.integer)):
             weight = ": a sum of loss.count(y) is the argument total_weight" if isinstance(total, float) else ""
             raise TypeError(f"step: total is the number of samples in the global batch, given {total!r:.80}{weight}")
-        if y is None or np.ndim(x) == 0 or not np.shape(y)[:1]:
+        if y is None or getattr(y, "ndim", 1) == 0:
             raise TypeError(
                 f"step: x and y are batches, given y = {y!r:.80}: of one sample they are x[None] and np.asarray([y])"
             )
@@ -410,7 +410,11 @@ class Trainer:
                 self.gradients[:] = 0
             return 0.0
         z, saved = self.network.forward(self.p, x, self.ctx)
-        loss, gz = checked_loss(self.loss, self.loss(z, y, self.mean_over(total), self.ctx), z)
+        result = self.loss(z, y, self.mean_over(total), self.ctx)
+        if not self.loss_checked:  # in the first step: once right, it stays so
+            check_loss_result(self.loss, result, z)
+            self.loss_checked = True
+        loss, gz = result
         self.network.backward(self.p, self.g, gz, saved, self.ctx)
         return loss
 
@@ -673,8 +677,8 @@ def check_parts(network: Network, loss: Loss, optimizer: Optimizer, seed: int, s
         raise ValueError(f"a trainer's seed must be a whole number, not negative, given {seed!r:.80}")
 
 
-def checked_loss(loss: Loss, result: tuple[float, np.ndarray], z: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return what a loss has returned; refuse anything but one number and a gradient of the outputs' shape."""
+def check_loss_result(loss: Loss, result: tuple[float, np.ndarray], z: np.ndarray) -> None:
+    """Refuse what a loss has returned, unless it is one number and a gradient of the outputs' shape and dtype."""
     if type(result) is not tuple or len(result) != 2:
         raise TypeError(f"{loss!r}: it must return a pair, the value and its gradient, given {result!r:.80}")
     value, gz = result
@@ -687,7 +691,6 @@ def checked_loss(loss: Loss, result: tuple[float, np.ndarray], z: np.ndarray) ->
         )
     if gz.dtype != z.dtype:
         raise TypeError(f"{loss!r}: the gradient of {z.dtype} outputs is {gz.dtype}: keep the dtype of z")
-    return result
 
 
 def check_rates(network: Network, rates: Mapping[str, float]) -> None:
