@@ -115,7 +115,7 @@ class BlockwiseAttention:
     def finish(self) -> tuple[np.ndarray, np.ndarray]:
         """Divide the sums by their weights; return (largest, total), (N, H, T, 1), which backward needs.
 
-        A query that has seen no key has a total of 0: refuse it before (`first_blind_query`).
+        A query that has seen no key has a total of 0: refuse padding that leaves one nothing to see before.
         """
         self.sums /= self.total
         return self.largest, self.total

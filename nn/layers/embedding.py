@@ -175,10 +175,14 @@ class RotaryPositions(Layer):
     def backward(self, p, gy, saved, ctx):
         return self._turned(gy, True, ctx), {}
 
+    def positions(self, T: int) -> np.ndarray:
+        """Return the position in the sequence of each of the T rows that this process has."""
+        return np.arange(T)
+
     def _turned(self, x, backward, ctx):
         y = ctx.empty(x.shape, x.dtype)
         y[...] = x
-        rotate(y, np.arange(x.shape[1]), backward)
+        rotate(y, self.positions(x.shape[1]), backward)
         return y
 
 

@@ -8,7 +8,7 @@ itself: divided by its own sum it would be 1, and the router would have no gradi
 none.
 
 Positions are sorted by expert, and each expert is one product of matrices. Nothing depends on which samples share a
-micro-batch or a rank: the router's scores are computed position by position (np.einsum; a product of matrices rounds
+micro-batch: the router's scores are computed position by position (np.einsum; a product of matrices rounds
 differently for other numbers of rows, and a choice that flips is no small error), and what the experts share, their
 capacity and the auxiliary losses, is counted for each sample by itself.
 
@@ -206,10 +206,10 @@ class MixtureOfExperts(Layer):
         return (rank <= room).reshape(-1, self.top, positions).swapaxes(1, 2).ravel()
 
     def _balanced(self, ctx) -> np.ndarray:
-        """The bias of each expert, moved once a step by the load of the step before, of all ranks and micro-batches.
+        """The bias of each expert, moved once a step by the load of the step before, of all micro-batches.
 
-        The buffers are, as those of batch normalisation, the mean over the ranks after each step; the load's is
-        proportional to the sum.
+        Processes that share a batch have the mean of their buffers after each step, as in batch normalisation; the
+        load's is proportional to the sum.
         """
         state = ctx.buffers
         if ctx.training and state.step[0] != ctx.micro_batch.step:
@@ -241,8 +241,7 @@ class MixtureOfExperts(Layer):
         gmade *= routing.weights.reshape(-1, 1)[routing.slots]
         ggiven, gradients = self.experts_backward(p, gmade, given, kept, routing.counts, ctx)
 
-        positions = gy.shape[1] if gy.ndim == 3 else 1
-        gz = self._router_backward(gweights, routing, positions, ctx)
+        gz = self._router_backward(gweights, routing, len(gy), ctx)
         gradients["router"] = Product(rows.T, gz)
         if not ctx.needs_input_grad:
             return None, gradients
@@ -273,28 +272,31 @@ class MixtureOfExperts(Layer):
 
         return ggiven, {"A": add_to_A, "B": add_to_B}
 
-    def choices(self, chosen: np.ndarray, positions: int, ctx) -> tuple[np.ndarray, int]:
-        """Return (how often each sample chose each expert, (N, E); the positions of a sample)."""
-        samples = len(chosen) // positions if positions else 0
+    def count_choices(self, chosen: np.ndarray, samples: int, ctx) -> np.ndarray:
+        """Return how often each sample chose each expert, (N, E), of the chosen experts (n, k) of all positions."""
         counts = np.zeros((samples, self.experts))
-        np.add.at(counts, (np.repeat(np.arange(samples), positions * self.top), chosen.ravel()), 1)
-        return counts, positions
+        np.add.at(counts, (np.repeat(np.arange(samples), chosen.size // max(1, samples)), chosen.ravel()), 1)
+        return counts
 
-    def _router_backward(self, gweights, routing: Routing, positions: int, ctx) -> np.ndarray:
+    def sample_length(self, positions: int) -> int:
+        """Return the positions of a whole sample, of which forward was given `positions`."""
+        return positions
+
+    def _router_backward(self, gweights, routing: Routing, samples: int, ctx) -> np.ndarray:
         """The gradient of the router's scores z, with those of the auxiliary losses."""
         k, z, scores = self.top, routing.z, routing.scores
-        n = len(z)
+        positions = len(z) // max(1, samples)  # of a sample, which this process has
+        length, total_samples = self.sample_length(positions), ctx.micro_batch.total or samples
         gchosen = gweights
         if k > 1:
             total = np.take_along_axis(scores, routing.chosen, axis=1).sum(axis=1, keepdims=True)
             gchosen = (gweights - (gweights * routing.weights).sum(axis=1, keepdims=True)) / total
         gscores = np.zeros_like(scores)
         np.put_along_axis(gscores, routing.chosen, gchosen, axis=1)
-        samples = ctx.micro_batch.total or max(1, n // positions)
-        if self.auxiliary:
-            choices, length = self.choices(routing.chosen, positions, ctx)
-            share = choices.astype(scores.dtype) * (self.auxiliary * self.experts / (length * length * k * samples))
-            gshare = np.repeat(share, positions, axis=0)
+        if self.auxiliary and samples:
+            choices = self.count_choices(routing.chosen, samples, ctx).astype(scores.dtype)
+            choices *= self.auxiliary * self.experts / (length * length * k * total_samples)
+            gshare = np.repeat(choices, positions, axis=0)
             if self.gate == "sigmoid":  # P is the mean of each position's scores divided by their sum
                 total = scores.sum(axis=1, keepdims=True)
                 gshare = (gshare - (gshare * scores).sum(axis=1, keepdims=True) / total) / total
@@ -303,12 +305,11 @@ class MixtureOfExperts(Layer):
             gz = gscores * scores * (1 - scores)
         else:
             gz = scores * (gscores - (gscores * scores).sum(axis=1, keepdims=True))
-        if self.z_loss and n:
+        if self.z_loss and len(z):
             top = z.max(axis=1, keepdims=True)
             exponentials = np.exp(z - top)
             total = exponentials.sum(axis=1, keepdims=True)
-            length = self.choices(routing.chosen, positions, ctx)[1]
-            gz += (2 * self.z_loss / (length * samples)) * (top + np.log(total)) * exponentials / total
+            gz += (2 * self.z_loss / (length * total_samples)) * (top + np.log(total)) * exponentials / total
         return gz
 
 

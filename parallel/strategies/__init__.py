@@ -53,6 +53,6 @@ def build_trainer(options, network, loss, optimizer, communicator):
             build = STRATEGIES["pipeline"].build
         elif axes.is_tensor(options):
             build = STRATEGIES["tensor"].build
-        elif axes.together(options):
+        elif axes.same_samples_axis(options):
             from parallel.strategies.same_samples import build
     return build(options, network, loss, optimizer, communicator)

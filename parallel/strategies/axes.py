@@ -16,7 +16,7 @@ from parallel.strategies.declaration import ALL_AXES, TREE, Supports
 
 AXES = ALL_AXES
 # What ddp supports where the mesh has one of these axes; and ZeRO's stages, less what they do not support without.
-TOGETHER = {
+SAME_SAMPLES = {
     axis: Supports(mixed=True, elastic=True, axes=("data", axis), reproducible=False, not_reproducible=TREE)
     for axis in ("space", "branch", "context")
 }
@@ -40,7 +40,7 @@ def serves_apart(options) -> bool:
     return strategy is not None and strategy.serves and not strategy.searches and options.server_place == "own"
 
 
-def together(options) -> str:
+def same_samples_axis(options) -> str:
     """The axis of ranks that compute rows of the same images, branches, or positions of sequences; "" without one."""
     given = mesh(options)
     return next((axis for axis in AXES[3:] if given.get(axis, 1) > 1), "")

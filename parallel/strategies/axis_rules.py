@@ -28,7 +28,7 @@ def check_options(options) -> None:
     _stages(options)
     _layers_together(options)
     _replicas(options)
-    _samples_together(options)
+    _same_samples(options)
 
 
 def _stages(options) -> None:
@@ -95,9 +95,9 @@ def _replicas(options) -> None:
         raise OptionError(f"--accumulate does not go with stages on different ranks: {why}: leave it out")
 
 
-def _samples_together(options) -> None:
+def _same_samples(options) -> None:
     """Ranks that compute rows, branches or positions of the same samples: with what, and no other way beside it."""
-    axis = axes.together(options)
+    axis = axes.same_samples_axis(options)
     if axis != "context" and changed(options, ["context"]):
         raise OptionError(f"--context {options.context} needs an axis: use --mesh context=2")
     if not axis:
@@ -113,13 +113,13 @@ def _samples_together(options) -> None:
 
 def _of_axis(options, axis: str, what: str) -> None:
     """Refuse what does not go with an axis."""
-    can = axes.TOGETHER.get(axis) or STRATEGIES[axis].supports
+    can = axes.SAME_SAMPLES.get(axis) or STRATEGIES[axis].supports
     for name in ("accumulate", "reproducible", "compress", "offload", "consistency"):
         method = options.compress if name == "compress" else None
         why = can.why_not(method, name)
-        if method and options.strategy_name in STAGES and axis not in axes.TOGETHER:
+        if method and options.strategy_name in STAGES and axis not in axes.SAME_SAMPLES:
             why = can.not_compressed
-        never = ("consistency",) if axis in axes.TOGETHER else ("offload", "consistency")
+        never = ("consistency",) if axis in axes.SAME_SAMPLES else ("offload", "consistency")
         if changed(options, [name]) and (why or name in never):
             raise OptionError(f"{flag(name)} does not go with {what}{': ' * bool(why)}{why}: leave it out")
 
@@ -143,7 +143,7 @@ def check(options, ranks: int, network, optimizer) -> int | None:
         if not axes.of_several_ranks(options):
             _refuse_nothing_sent(options, sizes["data"])
         return sizes["data"]
-    if axis := axes.together(options):
+    if axis := axes.same_samples_axis(options):
         from parallel.strategies.same_samples import rewritten
 
         try:

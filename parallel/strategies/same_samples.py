@@ -21,7 +21,7 @@ STRATEGIES = {"space": SpatialParallel, "branch": BranchParallel, "context": Con
 
 def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
     """Return the trainer of ranks that compute the same samples; several such groups share every batch."""
-    axis, stage = axes.together(options), STAGES.get(options.strategy_name, 0)
+    axis, stage = axes.same_samples_axis(options), STAGES.get(options.strategy_name, 0)
     compressor = summed(options)["compressor"]
     if stage or compressor:
         how = {"stage": stage, "compressor": compressor, **(shard_arguments(options) if stage else {})}

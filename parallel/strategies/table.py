@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from parallel.strategies import DECLARED, STRATEGIES
-from parallel.strategies.axes import TOGETHER
+from parallel.strategies.axes import SAME_SAMPLES
 from parallel.strategies.axis_rules import NEVER_FLUSHED, NOT_BESIDE
 from parallel.strategies.declaration import ALL, COLUMNS, NEVER_TOGETHER, Supports
 from parallel.strategies.parameter_server import AFTER_A_LOSS, IN_STEP, ON_WORKERS
@@ -57,9 +57,9 @@ def matrix() -> str:
 def _rows() -> dict[str, Supports]:
     """What strategies support, alone, along an axis that is no strategy, and with a --consistency."""
     rows = {name: strategy.supports for name, strategy in STRATEGIES.items()}
-    rows |= {f"ddp --mesh {axis}=N": can for axis, can in TOGETHER.items()}
+    rows |= {f"ddp --mesh {axis}=N": can for axis, can in SAME_SAMPLES.items()}
     compress = {"compress": SHARDED.compress, "not_compressed": SHARDED.not_compressed}
-    rows |= {f"{', '.join(STAGES)} --mesh {axis}=N": replace(can, **compress) for axis, can in TOGETHER.items()}
+    rows |= {f"{', '.join(STAGES)} --mesh {axis}=N": replace(can, **compress) for axis, can in SAME_SAMPLES.items()}
     late = [strategy for strategy in DECLARED if strategy.late]
     return rows | {f"{strategy.name} --consistency {strategy.late_values}": strategy.late for strategy in late}
 

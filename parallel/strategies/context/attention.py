@@ -14,7 +14,7 @@ import numpy as np
 
 from nn.layers.attention import MultiHeadAttention
 from nn.layers.blockwise import BlockwiseAttention
-from parallel.strategies.context.positions import ContextDegrees, positions, ring_positions
+from parallel.strategies.context.positions import ContextDegrees, member_positions, member_rows, positions
 from parallel.strategies.context.ring import Ring
 
 BLOCK = 128  # queries and keys computed at a time in a ring, where the layer does not say
@@ -77,25 +77,25 @@ class ContextAttention(MultiHeadAttention):
 
     def attend(self, q, k, v, out, ctx):
         self._padding(len(k), self.length, ctx)  # refuses what one process would, on all ranks alike
+        degrees = self.groups.degrees
+        if degrees.heads == 1:
+            return self._ring(q, k, v, out, ctx)
         heads = [self._to_heads(array, ctx) for array in (q, k, v)]
         y = ctx.empty(heads[0].shape, q.dtype)
-        if self.groups.degrees.ring > 1:
-            kept = self._ring(*heads, y, ctx)
-        else:
-            kept = super().attend(*heads, y, ctx)  # all positions of some heads: as in one process
+        kept = self._ring(*heads, y, ctx) if degrees.ring > 1 else super().attend(*heads, y, ctx)
         out[...] = self._to_positions(y, ctx)
-        return kept if self.groups.degrees.heads == 1 else (*kept, *heads, y)
+        return (*kept, *heads, y)
 
     def attend_backward(self, qkv, y, kept, gy, gradients, ctx):
-        if self.groups.degrees.heads > 1:
-            *kept, q, k, v, y = kept
-            qkv = q, k, v
+        degrees = self.groups.degrees
+        if degrees.heads == 1:
+            self._ring_backward(qkv, y, kept, gy, gradients, ctx)
+            return
+        *kept, q, k, v, y = kept
         gy = self._to_heads(gy, ctx)
-        found = tuple(ctx.empty(array.shape, gy.dtype) for array in qkv)
-        if self.groups.degrees.ring > 1:
-            self._ring_backward(qkv, y, kept, gy, found, ctx)
-        else:
-            super().attend_backward(qkv, y, tuple(kept), gy, found, ctx)
+        found = tuple(ctx.empty(q.shape, gy.dtype) for _ in gradients)
+        backward = self._ring_backward if degrees.ring > 1 else super().attend_backward
+        backward((q, k, v), y, kept, gy, found, ctx)
         for target, array in zip(gradients, found, strict=True):
             target[...] = self._to_positions(array, ctx)
 
@@ -103,9 +103,8 @@ class ContextAttention(MultiHeadAttention):
 
     def _to_heads(self, array: np.ndarray, ctx) -> np.ndarray:
         """(N, H, my positions, d) of all heads -> (N, my heads, positions of my ring member, d), ascending."""
-        group, counts = self.groups.heads, self._counts()
-        if group.size == 1:
-            return array
+        group, all_rows = self.groups.heads, self._rows()
+        counts = [len(rows) for rows in all_rows]
         N, H, _, d = array.shape
         most = max(counts)
         sent = ctx.empty((group.size, N, H // group.size, most, d), array.dtype)
@@ -115,59 +114,48 @@ class ContextAttention(MultiHeadAttention):
         sent[:, :, :, counts[group.rank] :] = 0
         received = group.swap(sent)
         whole = ctx.empty((N, H // group.size, sum(counts), d), array.dtype)
-        for rows, part, count in zip(self._rows(), received, counts, strict=True):
+        for rows, part, count in zip(all_rows, received, counts, strict=True):
             whole[:, :, rows] = part[:, :, :count]
         return whole
 
     def _to_positions(self, array: np.ndarray, ctx) -> np.ndarray:
         """The way back: (N, my heads, positions of my ring member, d) -> (N, H, my positions, d)."""
-        group, counts = self.groups.heads, self._counts()
-        if group.size == 1:
-            return array
+        group, all_rows = self.groups.heads, self._rows()
+        counts = [len(rows) for rows in all_rows]
         N, H, _, d = array.shape
         most = max(counts)
         sent = ctx.empty((group.size, N, H, most, d), array.dtype)
-        for target, rows, count in zip(sent, self._rows(), counts, strict=True):
+        for target, rows, count in zip(sent, all_rows, counts, strict=True):
             target[:, :, :count] = array[:, :, rows]
             target[:, :, count:] = 0
         received = group.swap(sent)[:, :, :, : counts[group.rank]]
         return np.moveaxis(received, 0, 1).reshape(N, group.size * H, counts[group.rank], d)
 
-    def _counts(self) -> list[int]:
-        """Positions of each rank that shares the heads with this one."""
-        degrees = self.groups.degrees
-        first = self.groups.member * degrees.heads
-        return [len(positions(self.length, first + i, degrees)) for i in range(degrees.heads)]
-
-    def _rows(self) -> list[np.ndarray]:
-        """Where the positions of each of them are among those of the ring member, ascending."""
-        order = np.argsort(np.argsort(ring_positions(self.length, self.groups.member, self.groups.degrees)))
-        return np.split(order, np.cumsum(self._counts())[:-1])
+    def _rows(self) -> tuple[np.ndarray, ...]:
+        """Where the positions of each rank that shares the heads are among those of the ring member."""
+        return member_rows(self.length, self.groups.member, self.groups.degrees)
 
     # --------------------------------------------------------------------------------------------- ring
 
-    def _member_positions(self, member: int) -> np.ndarray:
-        return np.sort(ring_positions(self.length, member, self.groups.degrees))
+    def _members(self) -> list[np.ndarray]:
+        """Positions of each member of the ring."""
+        degrees = self.groups.degrees
+        return [member_positions(self.length, member, degrees) for member in range(degrees.ring)]
 
     def _running(self, q, ctx) -> BlockwiseAttention:
-        mine, size = self._member_positions(self.groups.member), self.block_size or BLOCK
+        mine, size = self._members()[self.groups.member], self.block_size or BLOCK
         return BlockwiseAttention(q, mine, self.causal, size, ctx.network_context.pool)
-
-    def _members(self) -> list[np.ndarray]:
-        return [self._member_positions(member) for member in range(self.groups.degrees.ring)]
 
     def _ring(self, q, k, v, y, ctx) -> tuple:
         members, padding = self._members(), ctx.micro_batch.padding
         running = self._running(q, ctx)
         running.start(y)
 
-        def attend(owner, keys_values):
-            keys, values = keys_values.swapaxes(2, 3)
+        def attend(owner, keys, values):
             at = members[owner]
             running.add(keys, values, at, None if padding is None else padding[:, at])
 
-        own = np.stack([k, v]).swapaxes(2, 3)
-        self.groups.ring.forward(own, [len(at) for at in members], attend, f"attention of layer {ctx.path}")
+        self.groups.ring.forward(k, v, list(map(len, members)), attend, f"attention of layer {ctx.path}")
         return (*running.finish(), padding)
 
     def _ring_backward(self, qkv, y, kept, gy, gradients, ctx) -> None:
@@ -177,14 +165,11 @@ class ContextAttention(MultiHeadAttention):
         running.start_backward(largest, total, y, gy)
         gq[...] = 0
 
-        def attend(owner, keys_values, gradient):
-            keys, values = keys_values.swapaxes(2, 3)
-            gradient[...] = 0
-            gkeys, gvalues = gradient.swapaxes(2, 3)
+        def attend(owner, keys, values, gkeys, gvalues):
+            gkeys[...], gvalues[...] = 0, 0
             at = members[owner]
             mask = None if padding is None else padding[:, at]
             running.add_backward(keys, values, (gq, gkeys, gvalues), at, mask)
 
-        own, name = np.stack([k, v]).swapaxes(2, 3), f"attention of layer {ctx.path}, backward"
-        home = self.groups.ring.backward(own, [len(at) for at in members], attend, name)
-        gk[...], gv[...] = home.swapaxes(2, 3)
+        name = f"attention of layer {ctx.path}, backward"
+        gk[...], gv[...] = self.groups.ring.backward(k, v, list(map(len, members)), attend, name)

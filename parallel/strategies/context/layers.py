@@ -10,11 +10,10 @@ import copy
 import numpy as np
 
 from nn.core.containers import Wrapper
-from nn.core.gradients import write_gradient
+from nn.core.gradients import ScatterAdd
 from nn.core.layer import Layer
-from nn.core.layout import Views
 from nn.layers.dropout import Dropout, keep_mask
-from nn.layers.embedding import Embedding, LearnedPositions, RotaryPositions, SinusoidalPositions, rotate, sinusoids
+from nn.layers.embedding import Embedding, LearnedPositions, RotaryPositions, SinusoidalPositions, sinusoids
 from nn.layers.experts import MixtureOfExperts
 from parallel.strategies.context.attention import ContextGroups
 from parallel.strategies.context.positions import positions
@@ -72,12 +71,8 @@ class ContextLearnedPositions(OfPositions):
         return np.add(x, p.W[self.rows], ctx.reuse_input(x)), None
 
     def backward(self, p, gy, saved, ctx):
-        views = Views(W=p.W[: len(self.rows)])
-        gx, gradients = self.layer.backward(views, gy, saved, ctx)
-        mine, gW = np.empty_like(views.W), np.zeros_like(p.W)
-        write_gradient(mine, gradients["W"], False, ctx.network_context.pool)
-        gW[self.rows] = mine
-        return gx, {"W": gW}
+        rows = np.broadcast_to(self.rows, gy.shape[:2])
+        return (gy if ctx.needs_input_grad else None), {"W": ScatterAdd(rows, gy)}
 
 
 class ContextSinusoids(OfPositions):
@@ -92,23 +87,14 @@ class ContextSinusoids(OfPositions):
         return gy, {}
 
 
-class ContextRotaryPositions(OfPositions):
+class ContextRotaryPositions(RotaryPositions):
     """The angles of this rank's positions."""
 
-    layer: RotaryPositions
-    output = gradient = "new"
+    def __init__(self, layer: RotaryPositions, length: int, groups: ContextGroups):
+        self.length, self.groups = length, groups
 
-    def forward(self, p, x, ctx):
-        return self._turned(x, False, ctx), None
-
-    def backward(self, p, gy, saved, ctx):
-        return self._turned(gy, True, ctx), {}
-
-    def _turned(self, x, backward, ctx):
-        y = ctx.empty(x.shape, x.dtype)
-        y[...] = x
-        rotate(y, self.rows, backward)
-        return y
+    def positions(self, T):
+        return positions(self.length, self.groups.rank, self.groups.degrees)
 
 
 class ContextDropout(OfPositions):
@@ -135,7 +121,10 @@ class ContextExperts(MixtureOfExperts):
         vars(self).update({name: value for name, value in vars(layer).items() if name != "_fixed"})
         self.length, self.groups = length, groups
 
-    def choices(self, chosen, positions, ctx):
-        counts, _ = super().choices(chosen, positions, ctx)
+    def count_choices(self, chosen, samples, ctx):
+        counts = super().count_choices(chosen, samples, ctx)
         ctx.group("context").sum(counts)
-        return counts, self.length
+        return counts
+
+    def sample_length(self, positions):
+        return self.length

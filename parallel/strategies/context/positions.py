@@ -11,6 +11,7 @@ A sequence of T positions has chunk c of n in [T c // n, T (c + 1) // n): so T n
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ def chunks(member: int, members: int) -> tuple[list[int], int]:
     return ([member, 2 * members - 1 - member], 2 * members) if members > 1 else ([0], 1)
 
 
+@functools.lru_cache(maxsize=256)
 def positions(length: int, rank: int, degrees: ContextDegrees) -> np.ndarray:
     """Return the positions that a rank has of a sequence, ascending.
 
@@ -48,10 +50,27 @@ def positions(length: int, rank: int, degrees: ContextDegrees) -> np.ndarray:
     for chunk in mine:
         lo, hi = length * chunk // count, length * (chunk + 1) // count
         found.append(np.arange(lo + (hi - lo) * piece // degrees.heads, lo + (hi - lo) * (piece + 1) // degrees.heads))
-    return np.concatenate(found)
+    return _fixed(np.concatenate(found))
 
 
-def ring_positions(length: int, member: int, degrees: ContextDegrees) -> np.ndarray:
-    """Return the positions that a ring member's ranks have together, rank after rank (not ascending)."""
-    ranks = range(member * degrees.heads, (member + 1) * degrees.heads)
-    return np.concatenate([positions(length, rank, degrees) for rank in ranks])
+@functools.lru_cache(maxsize=256)
+def member_positions(length: int, member: int, degrees: ContextDegrees) -> np.ndarray:
+    """Return the positions that the ranks of a ring member have together, ascending."""
+    return _fixed(np.sort(np.concatenate([positions(length, rank, degrees) for rank in _ranks(member, degrees)])))
+
+
+@functools.lru_cache(maxsize=256)
+def member_rows(length: int, member: int, degrees: ContextDegrees) -> tuple[np.ndarray, ...]:
+    """Return, for each rank of a ring member, where its positions are in `member_positions`."""
+    whole = member_positions(length, member, degrees)
+    return tuple(_fixed(np.searchsorted(whole, positions(length, rank, degrees))) for rank in _ranks(member, degrees))
+
+
+def _ranks(member: int, degrees: ContextDegrees) -> range:
+    return range(member * degrees.heads, (member + 1) * degrees.heads)
+
+
+def _fixed(array: np.ndarray) -> np.ndarray:
+    """The array, which all callers get and none may write."""
+    array.flags.writeable = False
+    return array

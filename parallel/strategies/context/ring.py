@@ -15,6 +15,7 @@ Bytes that a rank sends, in units of its keys (as large as its values): 2 (p - 1
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -105,44 +106,52 @@ class Ring:
         self.plans: dict[tuple, tuple] = {}
         self.compute: Callable[..., None] | None = None
 
-    def forward(self, own: np.ndarray, lengths: Sequence[int], attend: Callable, name: str) -> None:
-        """Call attend(owner, keys and values) for those of every rank, one after the other, this rank's first.
+    def forward(self, keys: np.ndarray, values: np.ndarray, lengths: Sequence[int], attend: Callable, name: str):
+        """Call attend(owner, keys, values) for those of every rank, one after the other, this rank's first.
 
         Parameters
         ----------
-        own : (2, N, L, H, d) array
-            Keys and values of this rank's L positions.
+        keys, values : (N, H, T, d) array
+            Of this rank's positions.
         lengths : sequence of int
             Positions of each rank.
-        attend : callable (int, (2, N, L of the owner, H, d) array)
+        attend : callable (int, (N, H, positions of the owner, d) array, the same)
         name : str
             Of the layer, for the watchdog.
         """
-        plan, buffers = self._plan(ring_forward, own, lengths)
-        buffers["x"][: own.size] = own.ravel()
-        self._run(plan, attend, name)
+        self._run(ring_forward, (keys, values), lengths, attend, name)
 
-    def backward(self, own: np.ndarray, lengths: Sequence[int], attend: Callable, name: str) -> np.ndarray:
-        """Call attend(owner, keys and values, gradient to be written) likewise; return the whole gradient of `own`."""
-        plan, buffers = self._plan(ring_backward, own, lengths)
-        buffers["x"][: own.size] = own.ravel()
-        self._run(plan, attend, name)
-        return buffers["y"][: own.size].reshape(own.shape)
+    def backward(
+        self, keys: np.ndarray, values: np.ndarray, lengths: Sequence[int], attend: Callable, name: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Call attend(owner, keys, values, their gradients, to be written) likewise.
 
-    def _run(self, plan, attend: Callable, name: str) -> None:
+        Returns
+        -------
+        (N, H, T, d) arrays
+            The whole gradients of this rank's keys and values; the next call overwrites them.
+        """
+        buffers = self._run(ring_backward, (keys, values), lengths, attend, name)
+        return tuple(_halves(buffers["y"], keys.shape))
+
+    def _run(self, schedule: Callable, own: tuple, lengths: Sequence[int], attend: Callable, name: str) -> dict:
+        plan, buffers = self._plan(schedule, own[0], lengths)
+        for half, array in zip(_halves(buffers["x"], own[0].shape), own, strict=True):
+            half[...] = array
         self.compute = attend
         try:
             self.communicator.Run(plan, name)
         finally:
             self.compute = None
+        return buffers
 
-    def _plan(self, schedule: Callable, own: np.ndarray, lengths: Sequence[int]) -> tuple:
-        _, N, _, H, d = own.shape
-        key = schedule, N, H, d, own.dtype, tuple(lengths)
+    def _plan(self, schedule: Callable, keys: np.ndarray, lengths: Sequence[int]) -> tuple:
+        N, H, _, d = keys.shape
+        key = schedule, N, H, d, keys.dtype, tuple(lengths)
         if key not in self.plans:
             width, backward = 2 * N * H * d, schedule is ring_backward
             names = ["x", *RECEIVED, *(GRADIENTS if backward else ())]
-            buffers = {name: np.empty(max(1, max(lengths) * width), own.dtype) for name in names}
+            buffers = {name: np.empty(max(1, max(lengths) * width), keys.dtype) for name in names}
             calls = {
                 f"{'B' if backward else 'F'}{step}": partial(self._call, step, lengths, (N, H, d))
                 for step in range(self.size)
@@ -154,7 +163,7 @@ class Ring:
     def _call(self, step: int, lengths: Sequence[int], shape: tuple[int, int, int], *arrays: np.ndarray) -> None:
         owner = (self.rank - step) % self.size
         N, H, d = shape
-        self.compute(owner, *(array.reshape(2, N, lengths[owner], H, d) for array in arrays))
+        self.compute(owner, *(half for array in arrays for half in _halves(array, (N, H, lengths[owner], d))))
 
     @property
     def nbytes(self) -> int:
@@ -166,3 +175,8 @@ class Ring:
         for plan, _ in self.plans.values():
             plan.free()
         self.plans = {}
+
+
+def _halves(buffer: np.ndarray, shape: tuple[int, int, int, int]) -> np.ndarray:
+    """What lies at the beginning of a flat buffer: keys and values, or their gradients, (2, N, H, T, d)."""
+    return buffer[: 2 * math.prod(shape)].reshape(2, *shape)

@@ -21,14 +21,15 @@ from nn.core.network import Network
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from parallel.mesh import Mesh, Ranks
+from parallel.passes.same_samples import SameSamples
 from parallel.strategies.context.attention import ContextGroups
 from parallel.strategies.context.cutting import cut
 from parallel.strategies.context.positions import ContextDegrees, positions
-from parallel.strategies.operators.strategy import Together, all_gradients
+from parallel.strategies.operators.strategy import all_gradients
 from parallel.trainer import DistributedTrainer
 
 
-class AlongSequence(Together):
+class ContextPass(SameSamples):
     """A step of which each rank of the axis "context" computes some positions of every sequence.
 
     Parameters
@@ -38,7 +39,6 @@ class AlongSequence(Together):
     """
 
     def __init__(self, attention: str):
-        super().__init__("context")
         self.attention = attention
 
     def make_local_network(self, network, mesh):
@@ -48,7 +48,6 @@ class AlongSequence(Together):
         return cut(network, self.groups)
 
     def join(self, trainer):
-        self.counted = self.trial = None
         if self.degrees.size > 1:
             self.groups.join(self.mesh.context, Ranks)
 
@@ -68,16 +67,13 @@ class AlongSequence(Together):
                 sums += trainer.evaluate_outputs(self._whole(trainer.forward(samples, False)[0], trainer), targets)
         return np.zeros_like(sums) if self.groups.rank else sums
 
-    def _rows(self, rank: int) -> np.ndarray:
-        return positions(self.length, rank, self.degrees)
-
     def _mine(self, y: np.ndarray) -> np.ndarray:
         """The targets of this rank's positions."""
-        return np.take(y, self._rows(self.groups.rank), axis=1)
+        return np.take(y, positions(self.length, self.groups.rank, self.degrees), axis=1)
 
     def _whole(self, z: np.ndarray, trainer) -> np.ndarray:
         """The outputs of all positions, in their order, from those of each rank."""
-        rows = [self._rows(rank) for rank in range(self.degrees.size)]
+        rows = [positions(self.length, rank, self.degrees) for rank in range(self.degrees.size)]
         mine = np.zeros((len(z), max(map(len, rows)), *z.shape[2:]), z.dtype)
         mine[:, : z.shape[1]] = z
         whole = np.empty((len(z), self.length, *z.shape[2:]), z.dtype)
@@ -175,6 +171,4 @@ def ContextParallel(
     """
     mesh = Mesh(communicator, context=context or communicator.size)
     exchange = all_gradients(communicator, **exchange)
-    return DistributedTrainer(
-        network, loss, optimizer, mesh, AlongSequence(attention), exchange, seed, "ContextParallel"
-    )
+    return DistributedTrainer(network, loss, optimizer, mesh, ContextPass(attention), exchange, seed, "ContextParallel")

@@ -29,7 +29,7 @@ from nn.optim.optimizers import Optimizer
 from parallel.exchange.compression.exchange import Compressed
 from parallel.exchange.messages import OverlapTrial
 from parallel.mesh import Mesh, Ranks
-from parallel.passes.whole import Whole
+from parallel.passes.same_samples import SameSamples
 from parallel.strategies.data_parallel import summing
 from parallel.strategies.operators import branches, space
 from parallel.strategies.operators.rows import halos
@@ -39,7 +39,7 @@ from parallel.trainer import DistributedTrainer
 REWRITTEN: dict[str, Callable[[Network, int, int], Network]] = {"space": space.cut, "branch": branches.deal}
 
 
-class Together(Whole):
+class OperatorPass(SameSamples):
     """A step of which each rank of an axis computes some rows of the images, or some branches.
 
     Parameters
@@ -47,18 +47,12 @@ class Together(Whole):
     axis : {"space", "branch"}
     """
 
-    by_samples = False
-
     def __init__(self, axis: str):
         self.axis = axis
 
     def make_local_network(self, network, mesh):
         self.knows = mesh.places[self.axis] == 0
         return REWRITTEN[self.axis](network, mesh.places[self.axis], mesh.sizes[self.axis])
-
-    def start(self, mesh, network):
-        super().start(mesh, network)
-        self.addends = mesh.size
 
     def join(self, trainer):
         network = trainer.local_network
@@ -77,11 +71,6 @@ class Together(Whole):
                 inside = [away for path, away in branches_.items() if name.startswith(path + ".")]
                 if inside:
                     array[...] = not inside[0]
-
-    def divide(self, samples, total, parts):
-        """As Whole; every rank's gradients are an addend."""
-        found = super().divide(samples, total, parts)
-        return [micro if micro.addend is None else micro._replace(addend=self.mesh.rank) for micro in found]
 
     def compute(self, trainer, x, y, total, micro, before=0.0):
         """As Whole. Between nodes the first steps show whether it pays to compute while rows are on their way."""
@@ -150,7 +139,7 @@ def SpatialParallel(
     ReplicaError
         If ranks were given different networks, losses or optimizers.
     """
-    return _together("space", "SpatialParallel", network, loss, optimizer, communicator, seed, space, **exchange)
+    return _make_trainer("space", "SpatialParallel", network, loss, optimizer, communicator, seed, space, **exchange)
 
 
 def BranchParallel(
@@ -172,15 +161,15 @@ def BranchParallel(
     ReplicaError
         If ranks were given different networks, losses or optimizers.
     """
-    return _together("branch", "BranchParallel", network, loss, optimizer, communicator, seed, branch, **exchange)
+    return _make_trainer("branch", "BranchParallel", network, loss, optimizer, communicator, seed, branch, **exchange)
 
 
-def _together(
+def _make_trainer(
     axis, name, network, loss, optimizer, communicator, seed, ranks, *, stage=0, compressor=None, **how
 ) -> DistributedTrainer:
     mesh = Mesh(communicator, **{axis: ranks or communicator.size})
     exchange = all_gradients(communicator, stage=stage, compressor=compressor, **how)
-    return DistributedTrainer(network, loss, optimizer, mesh, Together(axis), exchange, seed, name)
+    return DistributedTrainer(network, loss, optimizer, mesh, OperatorPass(axis), exchange, seed, name)
 
 
 def all_gradients(communicator, *, stage: int = 0, compressor=None, **how):
