@@ -1,6 +1,6 @@
 """Losses: how wrong a batch of outputs is, and which way it should move.
 
-    value, gz = loss(z, target, total, run)
+    value, gz = loss(z, target, total, ctx)
 
 z is the network's output for this batch; its last axis holds the outputs of one **row**: one row a sample in (N, D),
 one a position in (N, T, V). `value` is the sum of the rows' losses over `total`, `gz` its gradient with respect to z.

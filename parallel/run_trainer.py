@@ -33,7 +33,7 @@ class RunTrainer(Trainer):
     def check_replicas(self) -> None:
         """Compare what ranks should hold alike: one process has nothing to compare with."""
 
-    def tell_epoch(self, steps: int) -> None:
+    def set_epoch_steps(self, steps: int) -> None:
         """Take the number of steps in an epoch: called before the first step."""
 
     def bytes_sent(self) -> dict[str, float]:

@@ -478,8 +478,8 @@ class DistributedTrainer(RunTrainer):
     def formula(self):
         return self.exchange.formula()
 
-    def tell_epoch(self, steps):
-        self.exchange.tell_epoch(steps)
+    def set_epoch_steps(self, steps):
+        self.exchange.set_epoch_steps(steps)
 
     def bytes_sent(self) -> dict[str, float]:
         """What compression saves; see Exchange.bytes_sent (collective)."""

@@ -198,7 +198,6 @@ def test_public_names_stay(package):
 # Files of nn that say rank: of a member of a group, of what the user of a Loader starts, of an order.
 SAY_RANK = {
     "nn/core/context.py", "nn/data/loader.py", "nn/data/splitting.py", "nn/files/onnx_layers.py",
-    "nn/layers/experts.py",
 }  # fmt: skip
 
 

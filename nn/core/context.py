@@ -77,8 +77,7 @@ class MicroBatch:
     total : int
         Samples in the global batch; 0 where these are all.
     pieces : list of (int, int), or None
-        Where the samples do not follow one another there: the first one's index, and the number, of each piece that
-        does.
+        Where the samples are not contiguous in the global batch: (first index, count) of each contiguous run.
     padding : (N, T) bool array or None
         Places that attention ignores. An `Embedding` with padding sets it; where that is in an earlier stage of a
         pipeline, it travels with the activations.
@@ -344,19 +343,19 @@ class LayerContext:
     def _write(self, array: np.ndarray, name: str, gradient: Gradient) -> None:
         context = self.network_context
         if type(gradient) is Product and gradient.a.ndim == 2:
-            take = context.product_hooks.get(f"{self.path}.{name}" if self.path else name)
-            if take:
-                take(gradient.a.T, gradient.b)
+            hook = context.product_hooks.get(f"{self.path}.{name}" if self.path else name)
+            if hook:
+                hook(gradient.a.T, gradient.b)
                 return
         write_gradient(array, gradient, context.micro_batch.accumulate or self.shared, context.pool)
 
     def _lasting(self, name: str, gradient: Gradient) -> Gradient:
         """The gradient as it may wait: vectors are made at once, arrays copied, which others may overwrite."""
         if is_small(gradient):
-            return self.made(name, gradient)
+            return self.materialize(name, gradient)
         return gradient.copy() if isinstance(gradient, np.ndarray) else gradient
 
-    def made(self, name: str, gradient: Gradient) -> np.ndarray:
+    def materialize(self, name: str, gradient: Gradient) -> np.ndarray:
         """Return a gradient of this layer as an array: where what it is made of is overwritten before backward ends."""
         array = np.empty_like(self.arrays[name])
         write_gradient(array, gradient, False, self.network_context.pool)

@@ -24,9 +24,10 @@ Then workspaces last, and a description reads no parameters, which may have chan
 Names. An array's full name, such as "2.W", says which random numbers it is drawn from; a dropout layer's path, which
 masks it draws. A Sequential counts from `first`, so a stage of a network draws what the whole one does.
 
-Sizes. Built-in layers take sizes from the arrays in p, not from their attributes, and compute with some columns, rows
-or heads of an array as with all of it: the outputs that these make. A bias that is added to a sum may be missing in p.
-So `parallel` lets several processes compute one layer, and no layer knows of it.
+Sizes. Built-in layers take sizes from the arrays in p, not from their attributes: a layer that is given a slice of its
+weights (some columns, rows or heads) computes the corresponding slice, or partial sum, of its output. The bias may be
+absent from p: with row-parallel weights it is added once, after the sum. So `parallel` lets several processes compute
+one layer, and no layer knows of it.
 
 Groups. A layer that needs other processes (statistics over a batch that they share) reaches them by `ctx.group(name)`
 only. One that says `channelwise` can be given some of the channels of x, the last axis, and makes those of y.
@@ -177,7 +178,7 @@ class Sequential(Layer):
     ----------
     *layers : Layer
     first : int
-        The first one's position: that which it has in a whole network of which these are a stage.
+        Index of the first layer in the whole network, where these layers are a pipeline stage of it.
     """
 
     constraints = {"first": Number(0, whole=True)}

@@ -51,7 +51,7 @@ class MixedPrecision:
     scale : float
         The loss scale, a power of two.
     overflowed : bool
-        Set by every number beyond 65504, or that is none; whoever trains clears it.
+        True if any value overflowed float16 (above 65504) or is NaN. The trainer clears it before each step.
     """
 
     def __init__(self, memory: MemoryPool):

@@ -247,7 +247,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Data:
-    """What to learn from, what to be judged by, and what to choose by (None: nothing may choose)."""
+    """Training, test and validation splits of one data set; validation is None where there is none."""
 
     train: Dataset
     test: Dataset

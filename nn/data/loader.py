@@ -179,8 +179,11 @@ class Loader:
 
         return self._batches(plan, read)
 
-    def places(self, start_step: int = 0) -> list[tuple[int, int, int]]:
-        """Of every step from one on (lo, hi, total): this shard's slice of the order, the batch's size."""
+    def step_slices(self, start_step: int = 0) -> list[tuple[int, int, int]]:
+        """Return (lo, hi, total) for every step from `start_step` on.
+
+        lo and hi are this shard's slice of the epoch's order, total the size of the global batch.
+        """
         n, steps = len(self.dataset), []
         for step in range(start_step, len(self)):
             first = step * self.batch
@@ -191,7 +194,7 @@ class Loader:
 
     def _plan(self, start_step: int) -> list[list[tuple[int, int, int]]]:
         """Blocks of `places`."""
-        steps = self.places(start_step)
+        steps = self.step_slices(start_step)
         sample = max(1, self.dataset.x[0].size * self.dtype.itemsize)
         per_block = max(1, BLOCK_BYTES // (sample * max(1, self.batch // self.shard[1])))
         return [steps[i : i + per_block] for i in range(0, len(steps), per_block)]

@@ -1,6 +1,6 @@
 """Validation data: training samples that are held out, to choose by (when to stop, which checkpoint, which rate).
 
-What chooses among many has seen what it chose by: the figure of the best of them is too good. So there are three sets:
+A model that was chosen by a data set scores too optimistically on it. So there are three sets:
 train on the first, choose by the second, and look at the test data once, at the end. Source: Hastie, Tibshirani,
 Friedman, The Elements of Statistical Learning, 2009, section 7.2.
 """

@@ -202,8 +202,8 @@ class MixtureOfExperts(Layer):
         room = math.ceil(self.capacity * self.top * positions / self.experts)
         by_choice = chosen.reshape(-1, positions, self.top).swapaxes(1, 2).reshape(-1, self.top * positions)
         taken = by_choice[..., None] == np.arange(self.experts)
-        rank = np.take_along_axis(np.cumsum(taken, axis=1), by_choice[..., None], axis=2)[..., 0]
-        return (rank <= room).reshape(-1, self.top, positions).swapaxes(1, 2).ravel()
+        queue = np.take_along_axis(np.cumsum(taken, axis=1), by_choice[..., None], axis=2)[..., 0]
+        return (queue <= room).reshape(-1, self.top, positions).swapaxes(1, 2).ravel()
 
     def _balanced(self, ctx) -> np.ndarray:
         """The bias of each expert, moved once a step by the load of the step before, of all micro-batches.

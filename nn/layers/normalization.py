@@ -76,7 +76,7 @@ class LayerNorm(Layer):
         product = np.multiply(upstream, centred, out=ctx.workspace("block", rows.shape, x.dtype))
         gradients = {"gamma": Product(scale[:, 0], product)}  # xhat = scale centred, and a row's scale is one number
         if self.bias:  # now: dLoss/dx may lie where gy is
-            gradients["beta"] = ctx.made("beta", RowSum(upstream))
+            gradients["beta"] = ctx.materialize("beta", RowSum(upstream))
         if not ctx.needs_input_grad:
             return None, gradients
         weights = p.gamma * (1 / self.features)

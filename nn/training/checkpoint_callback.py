@@ -133,7 +133,7 @@ class KeepCheckpoints(Callback):
             self.writer.wait()
 
     def _poll(self, training: Training, saved: bool) -> None:
-        """Hear of errors, and of wishes to end. `saved`: this step was, just now."""
+        """Raise errors of the background write; end training after SIGTERM. `saved`: a save was just begun."""
         if self.writer.poll(self.termination and self.termination.asked, saved):
             if not saved:
                 self._save(training)
@@ -141,6 +141,6 @@ class KeepCheckpoints(Callback):
             raise Terminated(f"ended by SIGTERM after step {training.trainer.steps}, which is saved")
 
     def _save(self, training: Training, names: Sequence[str | None] = (None,)) -> None:
-        """Begin to save; without `background`, do."""
+        """Start a save; finish it unless `background`."""
         training.synchronize()
         self.writer.save(copy.deepcopy(training.progress()), names)

@@ -541,7 +541,7 @@ class Trainer:
         return values
 
     def synchronize(self, loss: float) -> float:
-        """Bring shards together that have trained apart, as an epoch ends; return their mean of a loss. Here is one."""
+        """Synchronize shards of a local-update method at the end of an epoch; return their mean loss. Here is one."""
         return loss
 
     def state_dict(self) -> dict[str, np.ndarray]:

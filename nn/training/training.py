@@ -64,7 +64,7 @@ class Training:
         return direction(metric, mode, self.trainer.metrics)
 
     def synchronize(self) -> None:
-        """Bring shards together that have trained apart: where an epoch ends, or a checkpoint is saved."""
+        """Synchronize shards of a local-update method: at the end of an epoch, or before a checkpoint."""
         self.loss_sum = self.trainer.synchronize(self.loss_sum)
 
     def progress(self) -> dict:

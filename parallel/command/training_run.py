@@ -110,7 +110,7 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
     breakdown = Breakdown(trainer)
     memory = MemoryReport(trainer, traffic, before) if options.memory else None
     loaders = factory.loaders(options, data, trainer.shard, listeners(breakdown.loader, timeline))
-    trainer.tell_epoch(len(loaders.train))
+    trainer.set_epoch_steps(len(loaders.train))
     schedule, schedule_hooks = factory.schedule(options, loaders.train)
 
     out = Path(options.out)

@@ -182,7 +182,7 @@ class Noted:
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
         """As `Loader.epoch`."""
-        places = self._loader.places(start_step)
+        places = self._loader.step_slices(start_step)
         for (first, _, _), (x, y, total) in zip(places, self._loader.epoch(epoch, start_step), strict=True):
             if self._writes:
                 self._ledger.note(epoch, self._trainer.steps, first, first + len(x))

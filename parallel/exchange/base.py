@@ -294,7 +294,7 @@ class Exchange:
         whole = {"parameters": psi, "gradients": psi, "moments": psi * len(self.optimizer.slots)}
         return {kind: size / self.mesh.count if kind in self.sharded else size for kind, size in whole.items()}
 
-    def tell_epoch(self, steps: int) -> None:
+    def set_epoch_steps(self, steps: int) -> None:
         """How many steps an epoch has, for methods of compression that warm up."""
 
     def bytes_sent(self) -> dict[str, float]:

@@ -226,9 +226,9 @@ class Served(Exchange):
         self.mesh.sum_all(head)
         return StepMessage(head, np.empty(0), self.addends).result()
 
-    def tell_epoch(self, steps):
+    def set_epoch_steps(self, steps):
         if self.pieces:
-            self.pieces.tell_epoch(steps)
+            self.pieces.set_epoch_steps(steps)
 
     # ------------------------------------------------------------------------------------------------ the state
 

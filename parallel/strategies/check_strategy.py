@@ -86,7 +86,7 @@ class _Case:
 
     def many(self, optimizer=None):
         trainer = self.make(self.network(), nn.CrossEntropyLoss(), optimizer or self.optimizer(), self.communicator)
-        trainer.tell_epoch(len(SIZES))
+        trainer.set_epoch_steps(len(SIZES))
         self.name = trainer.name
         return trainer
 

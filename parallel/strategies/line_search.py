@@ -70,7 +70,7 @@ class LineSearchTrainer(DistributedTrainer):
             self.say(f"step {self.steps}: {self.exchange.finished}")
         return loss
 
-    def tell_epoch(self, steps):
+    def set_epoch_steps(self, steps):
         if self.same_batch is None:
             self.same_batch = steps == 1
 

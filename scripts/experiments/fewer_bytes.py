@@ -152,7 +152,7 @@ def train(chosen: argparse.Namespace, method: str, seed: int, communicator, data
     )
     loader = nn.Loader(data.train, chosen.batch, seed, shard=trainer.shard)
     test = nn.Loader(data.test, 500, shuffle=False, shard=trainer.shard)
-    trainer.tell_epoch(len(loader))
+    trainer.set_epoch_steps(len(loader))
     if method.endswith(FORGETS):
         forget(trainer)
     seconds, whole = [0.0], trainer.exchange.sum

@@ -49,7 +49,7 @@ def test_nothing_refers_to_a_closed_trainer(comm):
             communicator = Communicator(comm)
             made = MODELS["mlp"](), nn.CrossEntropyLoss(), nn.SGD(0.1), Traffic(communicator)
             trainer = build_trainer(Options(**case, batch=16), *made)
-            trainer.tell_epoch(3)
+            trainer.set_epoch_steps(3)
             for batch in batches("mlp", trainer.shard, 2):
                 trainer.step(*batch)
             assert bool(trainer.bytes_sent()) == ("compress" in case), case

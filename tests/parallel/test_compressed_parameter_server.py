@@ -40,7 +40,7 @@ def test_every_method_learns_sends_less_and_continues_with_the_same_bits(comm):
     for method, least in [("qsgd:15", 6), ("terngrad", 15), ("signsgd", 20), ("topk:0.05", 8), ("dgc:0.05", 1)]:
         for servers, place in LAYOUTS[1:3]:
             many = make(comm, mlp, method, servers=servers, place=place)
-            many.tell_epoch(3)
+            many.set_epoch_steps(3)
             history = batches("mlp", many.shard)
             losses = [many.step(*batch) for batch in history[:3]]
             assert np.isfinite(losses).all()
@@ -50,7 +50,7 @@ def test_every_method_learns_sends_less_and_continues_with_the_same_bits(comm):
             assert bool(kept) == (comm.rank == 0)
             ends = []
             for trainer in (many, make(comm, mlp, method, servers=servers, place=place)):
-                trainer.tell_epoch(3)
+                trainer.set_epoch_steps(3)
                 if ends:  # the first one goes on as if nothing had been
                     trainer.load_state_dict(kept)
                 for batch in history[3:]:

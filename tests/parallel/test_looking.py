@@ -40,7 +40,7 @@ def train(comm, case: dict, look: bool):
     communicator, options, said = Communicator(comm), Options(**case, batch=8), []
     made = network(), nn.CrossEntropyLoss(), nn.Adam(0.01), communicator
     trainer = build_trainer(options, *made)
-    trainer.say, trainer.tell_epoch = said.append, lambda steps: None
+    trainer.say, trainer.set_epoch_steps = said.append, lambda steps: None
     data = dataset("mlp")
     index, count = trainer.shard[:2]
     losses = []

@@ -34,7 +34,7 @@ def make(comm, options):
     options = Options(seed=SEED, **options)
     parts = mlp(), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"]()
     many = build_trainer(options, *parts, Communicator(comm))
-    many.tell_epoch(3)
+    many.set_epoch_steps(3)
     return many
 
 

@@ -139,6 +139,6 @@ def test_passes_say_how_many_samples_they_compute_at_once(make):
             one.mesh, one.mine = SimpleNamespace(index=index, count=count, rank=index), steps.chunk(5, count, index)
             virtual = (5,) if isinstance(one, VirtualShards) else ()
             some = data.Dataset(np.zeros((total, 1), np.float32), np.zeros(total, int))
-            ((lo, hi, _),) = nn.Loader(some, max(total, count), shard=(index, count, *virtual)).places()
+            ((lo, hi, _),) = nn.Loader(some, max(total, count), shard=(index, count, *virtual)).step_slices()
             found |= {micro.rows.stop - micro.rows.start for micro in one.divide(hi - lo, total, parts)}
         assert passes[0].samples_at_once(total, parts) - {0} == found - {0}

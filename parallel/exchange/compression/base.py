@@ -71,7 +71,7 @@ class Compressor:
         if self.no_messages:
             raise ValueError(f"{self!r} does not work with parameter servers: {self.no_messages}")
 
-    def tell_epoch(self, steps: int) -> None:
+    def set_epoch_steps(self, steps: int) -> None:
         """How many steps an epoch has, for a warm-up that is counted in epochs."""
 
     def encode(self, g: np.ndarray, step: int, maximum=None) -> np.ndarray:

@@ -57,8 +57,8 @@ class Compressed(Exchange):
             self.reductions += 1
         return result
 
-    def tell_epoch(self, steps):
-        self.compressor.tell_epoch(steps)
+    def set_epoch_steps(self, steps):
+        self.compressor.set_epoch_steps(steps)
 
     def bytes_sent(self):
         size = self.mesh.count
@@ -258,6 +258,6 @@ class Pieces:
         self.communicator.Recv(message, sender, TAG)
         return message
 
-    def tell_epoch(self, steps: int) -> None:
+    def set_epoch_steps(self, steps: int) -> None:
         for encoder in self.encoders:
-            encoder.tell_epoch(steps)
+            encoder.set_epoch_steps(steps)

@@ -109,7 +109,7 @@ class DGC(Sparse):
     clip : float
         The gradient of this rank is clipped to the norm clip / sqrt(ranks) before it is added; 0: not at all.
     epoch : int
-        Steps in an epoch of the warm-up; 0: as `tell_epoch` says, and no warm-up where nobody calls it.
+        Steps in an epoch of the warm-up; 0: as `set_epoch_steps` says, and no warm-up where nobody calls it.
     masking : bool
         Whether u is zeroed where it was sent; without it, and with a ratio of 1, this is SGD with momentum.
     """
@@ -143,7 +143,7 @@ class DGC(Sparse):
                 "servers gets a slice: use one server, or no clip"
             )
 
-    def tell_epoch(self, steps):
+    def set_epoch_steps(self, steps):
         self.epoch = self.epoch or steps
 
     def ratio_at(self, step: int) -> float:

@@ -70,7 +70,7 @@ class Around(Wrapper):
     def backward(self, p, gy, saved, ctx):
         late = {}
         if hasattr(p, self.late):  # now: what moves next may lie where gy is
-            late[self.late] = ctx.made(self.late, RowSum(gy.reshape(-1, gy.shape[-1])))
+            late[self.late] = ctx.materialize(self.late, RowSum(gy.reshape(-1, gy.shape[-1])))
         if self.leave:
             gy, _ = self.leave.backward(None, gy, None, ctx)
         gx, gradients = self.layer.backward(self._inner(p), gy, saved, ctx)
