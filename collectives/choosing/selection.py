@@ -230,14 +230,14 @@ class Selection:
         if name == "native":
             unmet = {
                 "to be asked for": asked != "auto",
-                "more than float16, of which sums are rounded once": call.float16,
+                "a wider type than float16, which would be rounded after every round": call.float16,
                 "at most 2**31 - 1 elements": call.vector or call.nbytes > COUNTED,
                 "values that the library reduces as NumPy does": call.numpy,
             }
         elif name in NODE_MEMORY:
             near = self.place == "node" or (self.place == "nodes" and call.operation == "allreduce")
             unmet = {
-                "more than float16, of which sums are rounded once": call.float16
+                "a wider type than float16, which would be rounded after every round": call.float16
                 and automatic
                 and self.place == "nodes",
                 "all ranks on one node": not near,
@@ -252,7 +252,7 @@ class Selection:
             unmet = {
                 COMMUTATIVE.value: COMMUTATIVE in entry.needs and call.ordered,
                 EQUAL_BLOCKS.value: EQUAL_BLOCKS in entry.needs and call.vector,
-                "more than float16, of which sums are rounded once": call.float16
+                "a wider type than float16, which would be rounded after every round": call.float16
                 and automatic
                 and not entry.rounds_once,
             }

@@ -101,7 +101,7 @@ class Plan:
             ]
         self.receives = [q for q, t in zip(self.requests, program.transfers, strict=True) if not t.sends]
         self.before, self.after = tuple(before), tuple(after)
-        self.slots, self.split_barrier = slots if program.epochs else None, split_barrier
+        self.slots, self.split_barrier = slots if program.epoch_parity else None, split_barrier
         self.waits: dict[int, object] = {}  # place among the calls -> the request that it waits for
         self.variants = [self.bind(epoch) for epoch in ((0, 1) if self.slots else (0,))]
         self.calls: list[Callable[[], object]] = self.variants[0]
@@ -184,8 +184,8 @@ class Plan:
                 request.Wait()
 
     @property
-    def gone(self) -> bool:
-        """Whether nothing but plans refers to the shared memory that it is for: nobody can call it, and it keeps it."""
+    def orphaned(self) -> bool:
+        """Whether the caller has dropped a shared array: the plan can never run again, and keeps the memory mapped."""
         return any(owner() is None for owner in self.owners)
 
     def whole(self, place: Slice, epoch: int = 0) -> MPI.buffer:

@@ -84,7 +84,7 @@ class Program:
     instructions : list of Instruction; `steps.Reduce` may use up its operand where that is in LANDING
     lengths : buffer of this rank -> elements that the instructions name of it
     length : what it takes in memory, with an instruction or a transfer for a unit
-    epochs : how many epochs of double-buffered slots the schedule takes, or two, four ... less
+    epoch_parity : 0 without slots, 1 for an odd number of epochs, 2 for an even one: parity alone selects the slots
     named, key : of a schedule in shared memory, what ranks name of each other's buffers, and what it is the program of
 
     Raises
@@ -116,7 +116,7 @@ class Program:
             self.compile(steps, following)
         self.wait_for_sends(self.sending[:])
         self.lengths = self.lengths_named()
-        self.epochs = SLOTS.index(slots[-1]) + 1 if slots else 0  # the last one counts
+        self.epoch_parity = SLOTS.index(slots[-1]) + 1 if slots else 0  # the last one counts
         self.length = len(self.transfers) + len(self.instructions) + 8  # in memory, an empty one included
 
     def compile(self, steps: list[Step], following: list[Step]):

@@ -167,7 +167,7 @@ def bind(window, what, schedule, count, given, op=None, peers=None, around=None,
     for name, place in peers.items():
         buffers |= {(name, rank): MPI.buffer(chunk) for rank, chunk in zip(ranks, place.parts, strict=True)}
     keep = [*around.pop("keep", ()), op]
-    agree, split = first_barrier(window, what, [place.place for place in peers.values()], program.epochs)
+    agree, split = first_barrier(window, what, [place.place for place in peers.values()], program.epoch_parity)
     return Plan(
         program,
         around.pop("comm", None),

@@ -377,9 +377,9 @@ def end() -> None:
         alike = Counter(f"{r.what} of {describe(b)} (started at {r.place})" for r, b in requests if b is not None)
         for what, times in list(alike.items())[:NAMED]:
             often = f", {times} times" if times > 1 else ""
-            tell(f"{me}: {ending}, and nobody has waited for a nonblocking {what}{often}")
+            write_stderr(f"{me}: {ending}, and nobody has waited for a nonblocking {what}{often}")
         if len(alike) > NAMED:
-            tell(f"{me}: nor for {len(alike) - NAMED} more")
+            write_stderr(f"{me}: nor for {len(alike) - NAMED} more")
     until = time.monotonic() + (0 if failed else PATIENCE)
     while time.monotonic() < until and any(queue.waiting for queue in left):
         progress.advance_all()
@@ -390,10 +390,12 @@ def end() -> None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))  # for ever: MPI may read and write its memory
     in_flight.clear()
     if not failed and (missing := sum(len(queue.waiting) for queue in left)):
-        tell(f"{me}: {missing} not finished in {PATIENCE:g} s more: other ranks have not started the same, or are gone")
+        write_stderr(
+            f"{me}: {missing} not finished in {PATIENCE:g} s more: other ranks have not started the same, or are gone"
+        )
 
 
-def tell(line: str) -> None:
+def write_stderr(line: str) -> None:
     """Whole lines, so that those of several ranks do not mix."""
     sys.stderr.write(line + "\n")
     sys.stderr.flush()

@@ -103,7 +103,7 @@ class PlanCache(dict):
 
     def put(self, key: Hashable, plan: Plan) -> Plan:
         """Keep a plan under a key that is not in the cache, and free those that are gone or have become too many."""
-        for left in [each for each, other in self.items() if other.gone]:
+        for left in [each for each, other in self.items() if other.orphaned]:
             self.drop(left)
         self.bytes += plan.bytes
         chances = 2 * len(self)

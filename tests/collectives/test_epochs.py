@@ -27,7 +27,7 @@ def test_all_ranks_of_a_node_count_the_same(operation, name):
                 options = {"slot": 32, "line": 4, "root": root, "nodes": tuple(r // 3 for r in range(size))}
                 options = {key: value for key, value in options.items() if key in taken}
                 parity = [
-                    Program(entry.rounds(rank, size, count, **options), rank, fused=True).epochs % 2
+                    Program(entry.rounds(rank, size, count, **options), rank, fused=True).epoch_parity % 2
                     for rank in range(size)
                 ]
                 nodes = options["nodes"] if NODES in entry.needs else (0,) * size
