@@ -26,13 +26,13 @@ from collectives.node_memory.reduction import by_numpy, libraries_differ, sum_in
 from collectives.node_memory.window import SharedWindow
 from collectives.progress import advance_all, in_flight
 from collectives.running.custom_schedules import compile_function
-from collectives.running.nonblocking import tell
+from collectives.running.nonblocking import write_stderr
 from collectives.steps import Barrier
 
 # Operations for which a (+) b and b (+) a are the same to the last bit (not MAX and MIN: one operand may be a NaN).
 SYMMETRIC = {op.handle for op in (MPI.SUM, MPI.PROD, MPI.LAND, MPI.LOR, MPI.LXOR, MPI.BAND, MPI.BOR, MPI.BXOR)}
 
-tell_once = cache(tell)
+warn_once = cache(write_stderr)
 IN_MEMORY = "a schedule in shared memory"
 
 
@@ -113,7 +113,7 @@ class Planner:
                 self._window = None
             self.selection.refused = problem
             if self.rank == 0:
-                tell_once(f"{problem}: collectives of {self.size} ranks send messages instead")
+                warn_once(f"{problem}: collectives of {self.size} ranks send messages instead")
         return not problem
 
     def free(self, aborted: bool):

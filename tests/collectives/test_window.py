@@ -448,7 +448,7 @@ def test_where_one_rank_is_refused_memory_all_send_messages_and_one_says_so_once
             raise PermissionError(1, "not permitted here")
         return real(*arguments, **more)
 
-    planner.tell_once.cache_clear()
+    planner.warn_once.cache_clear()
     real = getattr(os, refused)
     monkeypatch.setattr(os, refused, fails)
     communicator, other = Communicator(comm), Communicator(comm)
