@@ -337,11 +337,11 @@ class DistributedTrainer(RunTrainer):
         self.show_synchronized()
         return self.pass_.predict(self, x)
 
-    def evaluate(self, x, y):
+    def sum_scores(self, x, y):
         """As for Trainer (collective)."""
         with self.lock:
             self.show_synchronized()
-            return self.pass_.evaluate(self, x, y)
+            return self.pass_.sum_scores(self, x, y)
 
     def sum(self, values):
         total = np.array(values, np.float64)

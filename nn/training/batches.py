@@ -12,11 +12,12 @@ from nn.core.network import Network, shape_hint
 from nn.data.dataset import Data, DataError, Dataset, instead_of_dataset
 from nn.data.loader import Loader
 from nn.layers.batch_normalization import BatchNorm
-from nn.training.prediction import as_samples
-from nn.training.trainer import Trainer
+from nn.training.prediction import BATCH, as_samples
+
+TRAINING_BATCH = 32  # samples of a step, where nobody says
 
 
-def batches(data: Any, trainer: Trainer, batch: int, shuffle: bool, what: str) -> Any:
+def batches(data: Any, trainer: Any, training: bool, what: str, batch: int | None = None) -> Any:
     """Return a loader of this trainer's shard of every batch: `data` itself if it has `epoch`, as a Loader has.
 
     Parameters
@@ -26,16 +27,18 @@ def batches(data: Any, trainer: Trainer, batch: int, shuffle: bool, what: str) -
         loss compares values.
     trainer : Trainer
         Its seed decides the order of samples.
-    batch : int
-        Samples of a global batch. A Loader has its own.
-    shuffle : bool
+    training : bool
+        Whether they are to be trained with: then samples come in the orders of epochs.
     what : str
         Name of the data in messages.
+    batch : int or None
+        Samples of a global batch; None takes the usual number. Data that come in batches have their own.
 
     Raises
     ------
     TypeError, DataError, ShapeError
-        `data` is something else; the message says how it becomes data for this network.
+        `data` is something else; the message says how it becomes data for this network. Or it has batches of its own,
+        and `batch` is given.
     ValueError
         The Loader is for another shard than this trainer's.
     """
@@ -43,17 +46,27 @@ def batches(data: Any, trainer: Trainer, batch: int, shuffle: bool, what: str) -
         if isinstance(data, Loader):
             _check_shape(data.dataset, trainer, what)
             _check_shard(data.shard, trainer, what)
+        _refuse_batch(data, batch, what)
         return data
     pairs = isinstance(data, list) and all(isinstance(pair, tuple) for pair in data)  # of batches
     if isinstance(data, tuple | list) and len(data) == 2 and not pairs:
         data = _of_arrays(*data, what, trainer)
     if isinstance(data, Iterable) and not isinstance(data, Dataset | np.ndarray | tuple | str | Mapping):
+        _refuse_batch(data, batch, what)
         return Batches(data, trainer, what)
     if not isinstance(data, Dataset):
         given = instead_of_dataset(data) if isinstance(data, Data) else f"given {_kind(data)}"
         raise TypeError(f"{what}: expected arrays (x, y), a Dataset or a Loader; {given}")
     _check_shape(data, trainer, what)
-    return Loader(data, batch, trainer.seed, shuffle, trainer.shard, dtype=trainer.network.dtype)
+    if batch is None:
+        batch = TRAINING_BATCH if training else BATCH
+    return Loader(data, batch, trainer.seed, training, trainer.shard, dtype=trainer.network.dtype)
+
+
+def _refuse_batch(data: Any, batch: int | None, what: str) -> None:
+    """Refuse a size of batches for data that come in batches."""
+    if batch is not None:
+        raise TypeError(f"{what}: a {type(data).__name__} has batches of its own: leave out batch={batch!r:.80}")
 
 
 class Batches:
@@ -69,7 +82,7 @@ class Batches:
         Name of the data in messages.
     """
 
-    def __init__(self, data: Iterable, trainer: Trainer, what: str):
+    def __init__(self, data: Iterable, trainer: Any, what: str):
         if iter(data) is data or not hasattr(data, "__len__"):
             raise TypeError(
                 f"{what}: a {type(data).__name__} has one epoch and no length: give a list of it, or a Loader"
@@ -124,7 +137,7 @@ def refuse_lone_samples(
                 )
 
 
-def _of_arrays(x: Any, y: Any, what: str, trainer: Trainer) -> Dataset:
+def _of_arrays(x: Any, y: Any, what: str, trainer: Any) -> Dataset:
     for name, array in (("x", x), ("y", y)):
         if (
             not isinstance(array, np.ndarray)
@@ -154,7 +167,7 @@ def _of_arrays(x: Any, y: Any, what: str, trainer: Trainer) -> Dataset:
     return Dataset(x, y, what, ignore_index=loss.ignore_index)
 
 
-def _check_shape(dataset: Dataset, trainer: Trainer, what: str) -> None:
+def _check_shape(dataset: Dataset, trainer: Any, what: str) -> None:
     network = trainer.network
     if dataset.in_shape != network.in_shape:
         hint = shape_hint((len(dataset), *dataset.in_shape), network.in_shape)
@@ -168,7 +181,7 @@ def _check_shape(dataset: Dataset, trainer: Trainer, what: str) -> None:
         )
 
 
-def _check_shard(shard: tuple[int | None, ...], trainer: Trainer, what: str) -> None:
+def _check_shard(shard: tuple[int | None, ...], trainer: Any, what: str) -> None:
     """Refuse a Loader of another shard than the trainer's: sums would silently be those of another batch."""
     expected = trainer.shard
     if tuple(shard) != expected and not tuple(shard[:2]) == expected[:2] == (0, 1):  # all of it, however it is cut

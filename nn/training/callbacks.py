@@ -45,6 +45,7 @@ class Progress(Callback):
         self.started = self.last = time.perf_counter()
         self.count, self.samples = 0, training.samples
         self.unit = "images" if len(training.trainer.network.in_shape) == 3 else "samples"
+        self.steps = f"/{training.epoch_steps}" * (training.epoch_steps > 0)
         self.done_before = self._done(training)
 
     def on_step(self, training, loss):
@@ -56,7 +57,7 @@ class Progress(Callback):
         self.last = now
         mean = training.loss_sum / (training.weight or 1)
         self.say(
-            f"epoch {training.epoch + 1}/{training.epochs}  step {training.batch}/{len(training.train)}  "
+            f"epoch {training.epoch + 1}/{training.epochs}  step {training.batch}{self.steps}  "
             f"loss {mean:.4f}  {self.count / (now - self.started):,.0f} {self.unit}/s{self._left(training)}"
         )
 
@@ -75,7 +76,7 @@ class Progress(Callback):
         )
 
     def _done(self, training: Training) -> float:
-        return training.epoch + training.batch / max(1, len(training.train))
+        return training.epoch + (training.batch / training.epoch_steps if training.epoch_steps else 0.0)
 
     def _left(self, training: Training) -> str:
         done = self._done(training)
@@ -235,7 +236,7 @@ class EarlyStopping(Callback):
             return
         if self.snapshot is not None:
             training.trainer.restore(self.snapshot)
-            self.epoch = self.best.epoch(training)
+            self.epoch = training.restored = self.best.epoch(training)
         elif self.checkpoints:
             saved = RestoreBest(self.checkpoints, self.best.metric, mode=self.best.mode)
             saved.on_end(training)
@@ -279,7 +280,8 @@ class RestoreBest(Callback):
         if not training.history:
             return
         best = self.best.epoch(training)
-        if best == training.epoch:
+        if best == (training.restored or training.epoch):
+            self.epoch = best
             return  # the trainer has it
         problem = ""
         with warnings.catch_warnings():
@@ -298,7 +300,7 @@ class RestoreBest(Callback):
         failed = int(trainer.sum(np.array([bool(problem)]))[0])
         if not failed:
             trainer.load_state_dict(state)
-            self.epoch = best
+            self.epoch = training.restored = best
         elif trainer.writer:
             problem = (
                 problem or f"{failed} other processes cannot read it: is {self.checkpoints.directory} on one host only?"

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from typing import Never
 
@@ -31,7 +31,6 @@ from nn.metrics import Measures, as_metrics
 from nn.optim.learning_rates import Cosine, Polynomial, Warmup
 from nn.training.batches import batches, refuse_lone_samples
 from nn.training.callbacks import Progress, is_interactive
-from nn.training.prediction import BATCH
 from nn.training.trainer import NonFiniteLoss, Trainer
 from nn.training.training import Callback, Training, check_progress
 
@@ -65,7 +64,7 @@ def fit(
     progress: dict | None = None,
     accumulate: int = 1,
     test: Samples | None = None,
-    batch: int = 32,
+    batch: int | None = None,
     metrics: Measures = (),
     verbose: bool | None = None,
     **others: Never,
@@ -97,8 +96,8 @@ def fit(
         Micro-batches of a step, computed one after the other: less memory for activations, the same step.
     test : as train, or None
         Evaluated once, after the callbacks' on_end: the `result`.
-    batch : int
-        Samples of a step's global batch. A Loader has its own.
+    batch : int or None
+        Samples of a step's global batch, 32 where None. A Loader, or an iterable of batches, has its own.
     metrics : Metric, name or function, or several
         Measured on validation and test data beside the loss and its own metric: an `nn.metrics.Metric`, its name such
         as "mae" or "top_5_accuracy", or a function (z, y) -> values whose name says the direction, such as `my_error`.
@@ -131,12 +130,14 @@ def fit(
         test = train.test if test is None else test
         train = train.train
     schedule, callbacks = _with_plateau(schedule, callbacks)
-    train = batches(train, trainer, batch, True, "fit: train")
-    validation = validation if validation is None else batches(validation, trainer, BATCH, False, "fit: validation")
-    test = test if test is None else batches(test, trainer, BATCH, False, "fit: test")
+    train = batches(train, trainer, True, "fit: train", batch)
+    validation = validation if validation is None else batches(validation, trainer, False, "fit: validation")
+    test = test if test is None else batches(test, trainer, False, "fit: test")
     _check_batches(trainer, train, int(accumulate))
-    check_progress(progress or {}, _length(train) if hasattr(train, "__len__") else None)
-    training = Training(trainer, train, epochs, validation, **_start(progress, trainer, train))
+    check_progress(progress or {}, len(train) if isinstance(train, Sized) else None)
+    training = Training(trainer, train, epochs, validation, **_start(progress))
+    if not progress:
+        training.first_step, training.first_epoch = trainer.steps, -(-trainer.steps // max(1, training.epoch_steps))
     if schedule:
         _check_schedule(schedule, training)
     with _measuring(trainer, metrics):
@@ -147,24 +148,17 @@ def fit(
         for callback in callbacks:
             callback.on_end(training)
         if test is not None:
-            training.result = _scores(trainer, test)
+            training.result = trainer.scores(test)
     return training
 
 
-def _start(progress: Mapping | None, trainer: Trainer, train) -> dict:
-    """Return where a run starts: at `progress`, or after the steps that the trainer has made."""
-    if progress:
-        # Older checkpoints have no weight: every sample weighed 1.
-        state = {"weight": float(progress.get("samples", 0)), **progress}
-        return state | {
-            "history": [dict(record) for record in progress.get("history", ())]
-        }  # copies: it is the caller's
-    return {"first_step": trainer.steps, "first_epoch": -(-trainer.steps // max(1, _length(train)))}
-
-
-def _length(train) -> int:
-    """Return the steps of an epoch; 0 where the data have no length."""
-    return len(train) if hasattr(train, "__len__") else 0
+def _start(progress: Mapping | None) -> dict:
+    """Return the fields of a Training at `progress`; none where there is none."""
+    if not progress:
+        return {}
+    # Older checkpoints have no weight: every sample weighed 1.
+    fields = {"weight": float(progress.get("samples", 0)), **progress}
+    return fields | {"history": [dict(record) for record in progress.get("history", ())]}  # copies: it is the caller's
 
 
 def _with_plateau(schedule, callbacks: list[Callback]) -> tuple[Callable[[int], float] | None, list[Callback]]:
@@ -188,7 +182,7 @@ def _check_schedule(schedule, training: Training) -> None:
         inner = inner.schedule
     if not isinstance(inner, Cosine | Polynomial):
         return
-    steps, epochs = _length(training.train), training.epochs
+    steps, epochs = training.epoch_steps, training.epochs
     if inner.end == 0 and epochs > training.epoch and inner.steps <= (epochs - 1) * steps:
         raise ValueError(
             f"fit: {schedule!r} ends with rate 0 at step {inner.steps}, and {epochs} epochs of {steps} steps are "
@@ -314,7 +308,7 @@ def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumula
     record |= trainer.loss_scale_record()
     training.batch, training.loss_sum, training.weight, training.samples = 0, 0.0, 0.0, 0
     if training.validation is not None:
-        scores = _scores(trainer, training.validation)
+        scores = trainer.scores(training.validation)
         record |= {f"validation_{name}": score for name, score in scores.items()}
     training.history.append(record)
     for callback in callbacks:
@@ -332,7 +326,9 @@ def _total_weight(training: Training, y: np.ndarray, total: int) -> float | None
     return loss.count(train.targets(training.first_epoch + training.epoch, training.batch))
 
 
-def evaluate(trainer: Trainer, data: Samples, batch: int = BATCH, metrics: Measures = (), **others) -> dict[str, float]:
+def evaluate(
+    trainer: Trainer, data: Samples, batch: int | None = None, metrics: Measures = (), **others: Never
+) -> dict[str, float]:
     """Return {"loss", "accuracy"} and other metrics over data as `fit` takes them.
 
     Parameters
@@ -341,8 +337,8 @@ def evaluate(trainer: Trainer, data: Samples, batch: int = BATCH, metrics: Measu
         Of one process, or of many (`parallel`).
     data : Loader, Dataset or (x, y)
         A Loader's batches are cut for trainer.shard; means are exact for uneven shards.
-    batch : int
-        Samples of a batch. A Loader has its own.
+    batch : int or None
+        Samples of a batch, 500 where None. A Loader, or an iterable of batches, has its own.
     metrics
         Measured too, as in `fit`.
 
@@ -355,16 +351,4 @@ def evaluate(trainer: Trainer, data: Samples, batch: int = BATCH, metrics: Measu
     refuse_others("evaluate", others, INSTEAD)
     _check_trainer("evaluate", trainer)
     with _measuring(trainer, metrics):
-        return _scores(trainer, batches(data, trainer, batch, False, "evaluate"))
-
-
-def _scores(trainer: Trainer, data) -> dict[str, float]:
-    sums = trainer.no_scores()
-    for x, y, _ in data.epoch(0):
-        sums += trainer.evaluate(x, y)
-    loss, weight, *values = map(float, trainer.sum(sums))
-    scores = {"loss": loss / weight if weight else math.nan}
-    for metric, total, count in zip(trainer.metrics, values[::2], values[1::2], strict=True):
-        if count or not math.isnan(total):  # else it does not apply
-            scores[metric.name] = metric.result(total / count) if count else math.nan
-    return scores
+        return trainer.scores(batches(data, trainer, False, "evaluate", batch))

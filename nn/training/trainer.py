@@ -29,6 +29,7 @@ from nn.core.network import Network, NotFinite
 from nn.losses import Loss
 from nn.metrics import Metric
 from nn.optim.optimizers import Optimizer, lies_in
+from nn.training.batches import batches
 from nn.training.checkpoint_writer import CheckpointWriter
 from nn.training.checkpoints import Checkpoints
 from nn.training.loss_scale import LossScale
@@ -44,7 +45,7 @@ INSTEAD = {  # what to write for names of other libraries
     "backward": "trainer.step(x, y) computes the gradients and updates the parameters",
     "forward": "trainer.predict(x) gives the outputs",
     "compile": "loss and optimizer are given when it is made: nn.Trainer(network, loss, optimizer)",
-    "score": "nn.evaluate(trainer, (x, y)) gives loss and accuracy",
+    "score": "trainer.evaluate(x, y) gives loss and accuracy",
     "predict_proba": "predict gives logits; nn.Model(nn.Network(nn.Sequential(*layers, nn.Softmax()), in_shape), "
     "trainer) predicts probabilities. Do not train with Softmax: CrossEntropyLoss has its own",
     "save": "nn.save(trainer, file) writes network and weights",
@@ -507,7 +508,31 @@ class Trainer:
         self.ctx.micro_batch.training = False
         return self.network.forward(self.p, x, self.ctx)[0]
 
-    def evaluate(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    def evaluate(self, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+        """Return {"loss", "accuracy"} over samples and their targets, as `nn.evaluate` does for any data.
+
+        Examples
+        --------
+        >>> import nn, numpy as np
+        >>> trainer = Trainer(nn.Network(nn.Linear(2, 2), (2,)), nn.CrossEntropyLoss(), nn.SGD())
+        >>> sorted(trainer.evaluate(np.eye(2), [0, 1]))
+        ['accuracy', 'loss']
+        """
+        return self.scores(batches((x, y), self, False, "evaluate"))
+
+    def scores(self, loader: Any) -> dict[str, float]:
+        """Return the mean loss and each of `metrics` over the batches of a loader, this trainer's shards of all."""
+        sums = self.no_scores()
+        for x, y, _ in loader.epoch(0):
+            sums += self.sum_scores(x, y)
+        loss, weight, *values = map(float, self.sum(sums))
+        scores = {"loss": loss / weight if weight else math.nan}
+        for metric, total, count in zip(self.metrics, values[::2], values[1::2], strict=True):
+            if count or not math.isnan(total):  # else it does not apply
+                scores[metric.name] = metric.result(total / count) if count else math.nan
+        return scores
+
+    def sum_scores(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return sums over a batch, float64: [loss, weight, then sum and count of the values of each of `metrics`].
 
         The mean loss is loss / weight. Rows that the loss ignores are left out. The sum of the loss's own metric is NaN
@@ -517,7 +542,7 @@ class Trainer:
             return self.evaluate_outputs(self.outputs(x), y) if len(x) else self.no_scores()
 
     def evaluate_outputs(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Return the sums of `evaluate` for outputs z."""
+        """Return the sums of `sum_scores` for outputs z."""
         loss, _ = self.loss(z, y, 1, self.ctx)
         sums = [loss, self.weight(y)]
         kept = self.whole_loss.kept(y)
@@ -529,7 +554,7 @@ class Trainer:
         return np.array(sums, np.float64)
 
     def no_scores(self) -> np.ndarray:
-        """Return the sums of `evaluate` over no samples."""
+        """Return the sums of `sum_scores` over no samples."""
         return np.zeros(2 + 2 * len(self.metrics))
 
     def weight(self, y: np.ndarray) -> float:

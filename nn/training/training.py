@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 
 from nn.metrics import direction
@@ -29,6 +29,8 @@ class Training:
         Loss and accuracy on the test data, after training; empty without test data.
     first_epoch, first_step : int
         Epochs and steps that the trainer had made before this run: the order of samples continues from there.
+    restored : int or None
+        The epoch whose state a callback has restored after training; None: the trainer's is that of the last epoch.
     """
 
     trainer: Trainer
@@ -46,13 +48,20 @@ class Training:
     weight: float = 0.0  # of the losses in loss_sum: samples, or their total weight
     first_epoch: int = 0
     first_step: int = 0
+    restored: int | None = None
 
     def __repr__(self) -> str:
         last = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in self.result.items()}
         if not last and self.history:
             last = {name: f"{value:.4g}" for name, value in self.history[-1].items() if "loss" in name or "acc" in name}
         scores = "".join(f", {name}={value}" for name, value in last.items())
-        return f"Training({self.epoch} of {self.epochs} epochs, {self.trainer.steps} steps{scores})"
+        restored = f", restored epoch {self.restored}" if self.restored else ""
+        return f"Training({self.epoch} of {self.epochs} epochs, {self.trainer.steps} steps{restored}{scores})"
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps in an epoch; 0 where the data have no length."""
+        return len(self.train) if isinstance(self.train, Sized) else 0
 
     @property
     def step(self) -> int:
@@ -69,7 +78,10 @@ class Training:
 
     def progress(self) -> dict:
         """Return what a checkpoint keeps beside the trainer's state, for `fit(progress=...)`."""
-        return {key: getattr(self, key) for key in PROGRESS} | {"history": self.history[:]}
+        progress = {key: getattr(self, key) for key in PROGRESS} | {"history": self.history[: self.restored]}
+        if self.restored:
+            progress |= {"epoch": self.restored, "seconds": self.history[self.restored - 1]["seconds"]}
+        return progress
 
 
 class Callback:

@@ -115,7 +115,7 @@ class Dealt(Whole):
                     found[lo:hi] = outputs[a:b]
         return found
 
-    def evaluate(self, trainer, x, y):
+    def sum_scores(self, trainer, x, y):
         sums = trainer.no_scores()
         for _, outputs, targets in self._outputs(trainer, x, y):
             for lo, hi in (self.in_a_row() if self.fixed else [(0, len(targets))]) if self.master else ():

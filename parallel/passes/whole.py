@@ -146,8 +146,8 @@ class Whole:
         """The outputs for samples, in evaluation mode."""
         return trainer.forward(x, False)[0]
 
-    def evaluate(self, trainer, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """The sums of `Trainer.evaluate` over samples; where several ranks have the outputs, one tells."""
+    def sum_scores(self, trainer, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """The sums of `Trainer.sum_scores` over samples; where several ranks have the outputs, one tells."""
         sums = trainer.no_scores()
         for micro in self.divide(len(x), len(x), 1):
             samples, targets = self.take(x, y, micro)

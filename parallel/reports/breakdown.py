@@ -52,7 +52,7 @@ class Breakdown(Callback):
         self.inside = [0.0]  # time of phases that have ended, to be taken from the one around them
         for name, method, together in trainer.phases:
             wrap(trainer, method, self._meeting if together else partial(self._timed, OWN.get(name, 2)))
-        wrap(trainer, "evaluate", self._uncounted)
+        wrap(trainer, "sum_scores", self._uncounted)
         self.steps = self.steps_before = 0
         ranks = self.communicator.size if self.communicator else 1
         self.table = np.zeros((ranks, len(PARTS)))

@@ -231,7 +231,7 @@ class _Case:
             mine = self.share(plain, x, y)
             plain.step(*mine)
             watched.step(*mine)
-            watched.evaluate(*mine[:2])
+            watched.sum_scores(*mine[:2])
             watched.predict(mine[0])
             watched.state_dict()
             watched.check_replicas()

@@ -57,6 +57,50 @@ def test_callbacks_do_not_undo_each_other():
     assert found.epoch == 1
 
 
+class Endless:
+    """A loader of one's own, without a length."""
+
+    def epoch(self, epoch, start_step=0):
+        for lo in range(20 * start_step, 60, 20):
+            yield X[lo : lo + 20], Y[lo : lo + 20], 20
+
+
+def test_progress_of_a_loader_without_a_length():
+    lines = []
+    nn.fit(trainer(), Endless(), 2, nn.callbacks.Progress(every=0, say=lines.append))
+    assert sum("step 2  loss" in line for line in lines) == 2 and lines[-1].startswith("epoch 2/2")
+
+
+@pytest.mark.parametrize("data", [nn.Loader(nn.data.Dataset(X, Y), 20), [(X, Y), (X, Y)], Endless()])
+def test_a_size_of_batches_is_refused_for_data_that_have_their_own(data):
+    for call in (lambda: nn.fit(trainer(), data, 1, batch=8), lambda: nn.evaluate(trainer(), data, batch=8)):
+        with pytest.raises(TypeError, match=f"a {type(data).__name__} has batches of its own: leave out batch=8"):
+            call()
+
+
+def test_after_the_best_epoch_is_restored_training_goes_on_from_there():
+    """Steps, epoch and history are of one moment: the rest is trained as if the worse epochs had not been."""
+
+    class Scores(nn.Callback):
+        values = {1: 0.1, 2: 0.9, 3: 0.3, 4: 0.3}
+
+        def on_epoch(self, training, record):
+            record["score"] = self.values.get(record["epoch"], 0.0)
+
+    def run(epochs, one, **options):
+        stop = nn.EarlyStopping(2, "score", mode="max")
+        return nn.fit(one, (X, Y), epochs, [Scores(), stop], schedule=lambda step: 0.1 / (1 + step), **options)
+
+    stopped = run(9, trainer())
+    assert stopped.epoch == len(stopped.history) == 4 and stopped.restored == 2
+    assert "restored epoch 2" in repr(stopped)
+    progress = stopped.progress()
+    assert progress["epoch"] == len(progress["history"]) == 2 and stopped.trainer.steps == 4 == stopped.step
+    whole = nn.fit(trainer(), (X, Y), 3, schedule=lambda step: 0.1 / (1 + step))
+    again = nn.fit(stopped.trainer, (X, Y), 3, progress=progress, schedule=lambda step: 0.1 / (1 + step))
+    assert again.trainer.digest() == whole.trainer.digest() and again.epoch == 3
+
+
 def test_the_callers_progress_stays_as_it_is():
     one = trainer()
     progress = nn.fit(one, (X, Y), 2).progress()

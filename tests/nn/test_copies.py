@@ -156,7 +156,7 @@ def test_predictions_and_evaluation_while_another_thread_trains():
     def work(i):
         if i == 0:
             return [one.step(X, Y) for _ in range(30)] and []
-        return [(one.evaluate(X, Y), one.predict(X).tobytes())[1] for _ in range(60)]
+        return [(one.sum_scores(X, Y), one.predict(X).tobytes())[1] for _ in range(60)]
 
     _, *predictions = several(3, work)
     assert one.digest() == alone.digest()

@@ -67,7 +67,7 @@ def test_fit_takes_lists_splits_and_batches_of_ones_own():
         nn.data.Dataset(X, Y),
         [(X[:30], Y[:30]), (X[30:].tolist(), Y[30:])],
     ):
-        training = nn.fit(make(), data, epochs=30, batch=30)
+        training = nn.fit(make(), data, epochs=30, batch=None if isinstance(data, list) else 30)
         assert training.history[-1]["loss"] < 0.5 < training.history[0]["loss"], type(data)
         assert training.trainer.steps == 60
     train, test, validation = (nn.data.Dataset(X[a:b], Y[a:b]) for a, b in ((0, 40), (40, 50), (50, 60)))
@@ -92,6 +92,13 @@ def test_binary_classification_end_to_end():
         training = nn.fit(trainer, (X, y), epochs=40, validation=(X, y))
         assert training.history[-1]["validation_accuracy"] > 0.9, type(y)
     assert ((trainer.predict(X)[:, 0] > 0) == labels).mean() > 0.9
+
+
+def test_a_trainer_evaluates_as_nn_evaluate_does():
+    trainer = make()
+    scores = trainer.evaluate(X.tolist(), Y)
+    assert scores == nn.evaluate(trainer, (X, Y)) and scores.keys() == {"loss", "accuracy"}
+    assert scores["accuracy"] == (trainer.predict(X).argmax(axis=1) == Y).mean()
 
 
 def test_metrics_by_name_and_as_functions():
@@ -179,7 +186,7 @@ INSTEAD = {
     "train": (lambda t: t.train(), AttributeError, r"nn\.fit\(trainer"),
     "zero_grad": (lambda t: t.zero_grad(), AttributeError, r"trainer\.step\(x, y\)"),
     "compile": (lambda t: t.compile("adam"), AttributeError, r"nn\.Trainer\(network, loss, optimizer\)"),
-    "score": (lambda t: t.score(X, Y), AttributeError, r"nn\.evaluate\(trainer"),
+    "score": (lambda t: t.score(X, Y), AttributeError, r"trainer\.evaluate\(x, y\)"),
     "cuda": (lambda t: t.cuda(), AttributeError, "on the processor"),
     "call": (lambda t: t(X), TypeError, r"trainer\.predict\(x\)"),
     "misspelled": (lambda t: t.setp(X, Y), AttributeError, "has no 'setp'"),

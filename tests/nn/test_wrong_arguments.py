@@ -184,7 +184,7 @@ WRONG = {
     "total of NaN": (lambda: trainer().step(X, Y, np.nan), TypeError, "total is the number of samples .*total_weight"),
     "one-hot": (lambda: trainer().step(X, np.eye(3)[Y]), TypeError, r"of one-hot rows these are y\.argmax\(axis=-1\)"),
     "missing axis": (lambda: trainer().predict(X[..., 0]), nn.ShapeError, r"x\[\.\.\., None\] adds the axis"),
-    "scores": (lambda: trainer().evaluate(X, Y.tolist()), TypeError, "targets must be an array, given a list"),
+    "scores": (lambda: trainer().sum_scores(X, Y.tolist()), TypeError, "targets must be an array, given a list"),
     "patience": (lambda: nn.EarlyStopping("3"), TypeError, "patience is a number of epochs, given '3'"),
     "directory to keep": (lambda: nn.KeepCheckpoints("d"), TypeError, r"KeepCheckpoints: .*Checkpoints\('d'\) makes"),
     "directory of the best": (lambda: nn.RestoreBest("d"), TypeError, r"RestoreBest: .*nn\.Checkpoints\('d'\) makes"),

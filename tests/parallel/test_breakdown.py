@@ -69,7 +69,7 @@ def test_one_process_is_measured_and_drawn(sleep):
     trainer = RunTrainer(network(), nn.CrossEntropyLoss(), nn.SGD(0.1))
     trainer.compute_gradients = slowed(trainer.compute_gradients, 3, sleep)
     trainer.update = slowed(trainer.update, 2, sleep)
-    trainer.evaluate = slowed(trainer.evaluate, 50, sleep)
+    trainer.sum_scores = slowed(trainer.sum_scores, 50, sleep)
     breakdown = Breakdown(trainer)
     wide = nn.data.Dataset(np.zeros((40, 6)), np.zeros(40, int), dtype=np.float64)
     reading = slowed(lambda x, keys: x, 4, sleep)
@@ -127,7 +127,7 @@ def test_the_best_epoch_is_ringed(tmp_path, monkeypatch, scored):
 
 
 def test_a_phase_inside_another_counts_once(sleep):
-    trainer = SimpleNamespace(communicator=None, evaluate=None)
+    trainer = SimpleNamespace(communicator=None, sum_scores=None)
     trainer.part = SimpleNamespace(inner=lambda: sleep(5))
     trainer.outer = lambda: (sleep(2), trainer.part.inner(), trainer.meet(), trainer.part.inner())
     trainer.meet = lambda: (sleep(1), trainer.part.inner())
@@ -139,7 +139,7 @@ def test_a_phase_inside_another_counts_once(sleep):
 
 
 def test_what_is_read_ahead_is_no_input():
-    breakdown = Breakdown(SimpleNamespace(communicator=None, evaluate=None, phases=()))
+    breakdown = Breakdown(SimpleNamespace(communicator=None, sum_scores=None, phases=()))
     consumer = threading.get_ident()
 
     def reading(x, keys):
@@ -160,7 +160,7 @@ def test_measuring_costs_little_more_than_the_clock():
     """Three phases of a step that does nothing: six looks at it, and as much again, under a microsecond."""
 
     def trainer():
-        made = SimpleNamespace(communicator=None, evaluate=None, phases=Exchange.phases)
+        made = SimpleNamespace(communicator=None, sum_scores=None, phases=Exchange.phases)
         made.compute_gradients = lambda *_: None
         made.exchange = SimpleNamespace(sum=lambda: None, update=lambda: None)
         return made

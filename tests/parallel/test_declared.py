@@ -69,13 +69,13 @@ def test_the_check_sees_what_is_wrong(comm, wrong, words, monkeypatch):
     elif wrong == "forgets its formula":
         monkeypatch.setattr(DistributedTrainer, "formula", lambda self: {"moments": 0, "gradients": 10**6})
     else:
-        own = DistributedTrainer.evaluate
+        own = DistributedTrainer.sum_scores
 
-        def evaluate(self, x, y):
+        def sum_scores(self, x, y):
             self.flat_parameters[:] *= 1.0 + 1e-9
             return own(self, x, y)
 
-        monkeypatch.setattr(DistributedTrainer, "evaluate", evaluate)
+        monkeypatch.setattr(DistributedTrainer, "sum_scores", sum_scores)
     make = lambda *parts: parallel.DistributedDataParallel(*parts, node_memory="off")
     with pytest.raises((AssertionError, parallel.ReplicaError), match=words):
         parallel.check_strategy(make, Communicator(comm))

@@ -51,7 +51,7 @@ def train(comm, case: dict, look: bool):
         x, y = data.batch(mine)
         losses.append(trainer.step(x, y, n))
         if look:
-            trainer.evaluate(x, y)
+            trainer.sum_scores(x, y)
             trainer.predict(x)
             before = trainer.digest(), trainer.state_dict()
             trainer.check_replicas()

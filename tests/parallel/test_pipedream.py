@@ -279,7 +279,7 @@ def test_the_pipeline_stays_full_from_step_to_step(comm):
         many.step(*batch)
         assert len(stream().kept) == 2 - comm.rank
     assert stream().given == 4 + 4 + 3
-    many.evaluate(batch[0], batch[1])
+    many.sum_scores(batch[0], batch[1])
     assert len(stream().kept) == 2 - comm.rank
     many.settle()
     assert stream() is None and many.exchange.stash == {} and many.pass_.in_transit() == 0
@@ -353,9 +353,9 @@ def test_a_checkpoint_in_the_middle_goes_on(comm):
         if comm.rank == 0:
             one.load_state_dict(state)
         x, y, _ = given[1]
-        expected = comm.bcast(one.evaluate(x, y) if comm.rank == 0 else None)
+        expected = comm.bcast(one.sum_scores(x, y) if comm.rank == 0 else None)
         many.load_state_dict(state)
-        np.testing.assert_allclose(many.sum(many.evaluate(x, y)), expected, rtol=1e-12)
+        np.testing.assert_allclose(many.sum(many.sum_scores(x, y)), expected, rtol=1e-12)
         np.testing.assert_allclose(many.predict(x), comm.bcast(one.predict(x) if comm.rank == 0 else None), rtol=1e-10)
         many.close()
         again.close()
@@ -452,7 +452,7 @@ def test_looking_changes_nothing_and_another_state_leaves_nothing_in_flight(comm
                     many.optimizer.lr = rate(step)
                     losses.append(many.step(x, y, total))
                     for _ in range(looks * (1 + step % 2)):
-                        many.evaluate(x, y)
+                        many.sum_scores(x, y)
                         many.check_replicas()
                         many.digest()
                 losses.append(many.synchronize(0.0))

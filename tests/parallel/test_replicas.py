@@ -282,7 +282,7 @@ def test_replicas_are_those_of_one_process(comm):
             many.step(*batch)
             assert difference(many.flat_parameters, ours.each[comm.rank].flat_parameters) < 1e-12, (optimizer, step)
         replica = many.flat_parameters.copy()
-        many.evaluate(*batches("mlp", many.shard)[0][:2])  # is of the centre
+        many.sum_scores(*batches("mlp", many.shard)[0][:2])  # is of the centre
         apart = [0.2 * (each.flat_parameters - centre) for each in ours.each]
         assert difference(many.flat_parameters, centre + sum(apart)) < 1e-12
         many.check_replicas()
@@ -404,7 +404,7 @@ def test_looking_between_meetings_changes_nothing(comm):
             many.step(*batch)
             if look and i % 2:
                 held = many.state_dict()
-                assert np.isfinite(many.evaluate(*batch[:2])[0])
+                assert np.isfinite(many.sum_scores(*batch[:2])[0])
                 many.check_replicas()
                 assert many.digest() == many.digest() and many.predict(batch[0]).shape == (len(batch[0]), 10)
                 assert len(set(comm.allgather(many.flat_parameters.tobytes()))) == 1, "all see the same"

@@ -317,7 +317,7 @@ def test_float64_equals_serial():
         for _ in range(3):
             assert abs(one.step(x, y) - many.step(x, y)) < 1e-13
         np.testing.assert_allclose(many.flat_parameters, one.flat_parameters, atol=1e-14)
-        assert np.allclose(many.evaluate(x, y), one.evaluate(x, y), rtol=1e-6)
+        assert np.allclose(many.sum_scores(x, y), one.sum_scores(x, y), rtol=1e-6)
 
 
 def test_blas_has_its_threads_again_when_the_last_of_them_is_closed_or_deleted():

@@ -49,7 +49,7 @@ def steps(trainer) -> list[float]:
         x, y = rng.standard_normal((size, FEATURES)), rng.integers(0, CLASSES, size)
         lo, hi = chunk(size, count, index) if index is not None else (0, 0)
         losses.append(trainer.step(x[lo:hi], y[lo:hi], size))
-        losses.append(float(trainer.sum(trainer.evaluate(x[lo:hi], y[lo:hi]))[0]))
+        losses.append(float(trainer.sum(trainer.sum_scores(x[lo:hi], y[lo:hi]))[0]))
     return losses
 
 

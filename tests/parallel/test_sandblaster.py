@@ -284,8 +284,8 @@ def test_on_ranks_as_in_one_process(comm, tmp_path_factory):
                 to.close()
             x, y = data()
             reader = many.shard[0] == 0
-            sums = many.sum(many.evaluate(x if reader else x[:0], y if reader else y[:0]))
-            np.testing.assert_allclose(sums, one.evaluate(x, y), rtol=1e-9)
+            sums = many.sum(many.sum_scores(x if reader else x[:0], y if reader else y[:0]))
+            np.testing.assert_allclose(sums, one.sum_scores(x, y), rtol=1e-9)
             kept = communicator.allreduce(many.memory()["moments"])
             assert kept == one.memory()["moments"], "nobody has a vector that another one has"
             assert comm.rank or not any(many.memory().values()), "the coordinator holds no parameters"

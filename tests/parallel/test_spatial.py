@@ -240,8 +240,8 @@ def test_parts_half_precision_and_checkpoints(comm):
         digest, alone = many.digest(), many.alone()
         assert alone is None or alone.digest() == digest
         np.testing.assert_allclose(many.predict(given[0][0]), one.predict(given[0][0]), rtol=1e-10, atol=1e-12)
-        mine = many.sum(many.evaluate(*given[0][:2]))
-        np.testing.assert_allclose(mine, one.evaluate(*given[0][:2]), rtol=1e-10)
+        mine = many.sum(many.sum_scores(*given[0][:2]))
+        np.testing.assert_allclose(mine, one.sum_scores(*given[0][:2]), rtol=1e-10)
         many.close()
         mixed = together(comm, halves, "sgd", kind=kind)
         single, expected = one_process(halves, "sgd")

@@ -97,8 +97,8 @@ def test_what_one_mesh_has_trained_goes_on_on_another(comm):
             index, count = many.shard
             mine = slice(n * index // count, n * (index + 1) // count)
             np.testing.assert_allclose(many.step(x[mine], y[mine], n), one.step(x, y, n), rtol=1e-11)
-            found = many.sum(many.evaluate(x[mine], y[mine]))
-            np.testing.assert_allclose(found, one.evaluate(x, y), rtol=1e-10, err_msg=f"{kind}, {ranks}, {n}")
+            found = many.sum(many.sum_scores(x[mine], y[mine]))
+            np.testing.assert_allclose(found, one.sum_scores(x, y), rtol=1e-10, err_msg=f"{kind}, {ranks}, {n}")
             np.testing.assert_allclose(many.predict(x), one.predict(x), rtol=1e-9, atol=1e-12)
         everything = comm.bcast(many.state_dict())
         left = {name: array for name, array in everything.items() if name.startswith("compress/")} or left

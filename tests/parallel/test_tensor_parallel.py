@@ -106,7 +106,7 @@ def test_ranks_know_all_that_is_asked(comm):
     steps(many)
     x, y, _ = ids((0, 1))[0]
     np.testing.assert_allclose(many.predict(x), one.predict(x), rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(many.sum(many.evaluate(x, y)), one.evaluate(x, y), rtol=1e-12)
+    np.testing.assert_allclose(many.sum(many.sum_scores(x, y)), one.sum_scores(x, y), rtol=1e-12)
     assert many.shard == (0, 1) and "every layer computed by 2 ranks together" in many.describe()
     formula = many.formula()
     assert (

@@ -58,7 +58,7 @@ class ContextPass(SameSamples):
     def predict(self, trainer, x):
         return self._whole(super().predict(trainer, x), trainer)
 
-    def evaluate(self, trainer, x, y):
+    def sum_scores(self, trainer, x, y):
         """As Whole; every rank has all outputs, and the first one tells."""
         sums = trainer.no_scores()
         for micro in self.divide(len(x), len(x), 1):

@@ -355,7 +355,7 @@ class PipelinePass(whole.Whole):
             self.communicator.Bcast(found[lo:hi], root=self.placement.at(self.last, i))
         return found
 
-    def evaluate(self, trainer, x, y):
+    def sum_scores(self, trainer, x, y):
         """As Whole, on one rank with the last stage; nothing elsewhere."""
         sums = trainer.no_scores()
         trainer.ctx.micro_batch.training = False
