@@ -1,4 +1,4 @@
-"""A prediction taken at its word: the options of the run that it is about, and why it is taken."""
+"""From a prediction to a run: its options, and the reasons for choosing it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from parallel.state.stages import stages
 
 
 def options_of(prediction: Prediction, network: Network | None = None) -> dict[str, str]:
-    """--strategy, --pipeline and --mesh of the run.
+    """Return --strategy, --pipeline and --mesh of the predicted run.
 
     Parameters
     ----------
     network : Network or None
-        Whose layers the prediction's are: then a pipeline is cut where it says, as far as that may be.
+        The predicted network. With it the pipeline gets the predicted cuts, where the network can be cut there.
     """
     axes = prediction.axes
     if prediction.ranks == 1:
@@ -43,7 +43,7 @@ def _can_be_cut(network: Network, cuts: Sequence[int]) -> bool:
 
 
 def best_of_each(found: Sequence[Prediction], first: int) -> list[Prediction]:
-    """The first few, and the fastest mesh of every strategy."""
+    """Return the `first` fastest predictions, and the fastest mesh of every strategy."""
     of_each = {p.strategy: p for p in reversed(found)}.values()
     return [p for i, p in enumerate(found) if i < first or any(p is each for each in of_each)]
 
@@ -51,20 +51,20 @@ def best_of_each(found: Sequence[Prediction], first: int) -> list[Prediction]:
 def reasons(
     best: Prediction, found: Sequence[Prediction], limit: float, usable: Callable[[Prediction], bool]
 ) -> list[str]:
-    """What to use, why, and by how much: lines.
+    """Return lines that say what to use, why, and how much faster it is.
 
     Parameters
     ----------
     found : all predictions, the fastest first
-    limit : bytes that a rank has
-    usable : whether train.py has that strategy on that mesh
+    limit : bytes of memory of a rank
+    usable : function that says whether train.py runs that strategy on that mesh
     """
     lines = [f"use {best.name}: {seconds(best.seconds)} a step, {nbytes(best.memory)} a rank"]
     fitting = [p for p in found if p.memory <= limit]
     if fitting[0] is not best:
         note = f" ({fitting[0].note})" if fitting[0].note else ""
         time = seconds(fitting[0].seconds)
-        lines.append(f"{fitting[0].name}{note} would take {time}, but train.py does not take it")
+        lines.append(f"{fitting[0].name}{note} would take {time}, but train.py cannot run it")
     others = (p for p in fitting if p.strategy != best.strategy and p.seconds >= best.seconds)
     if next_ := next(filter(usable, others), None):
         gaps = {part: next_.parts.get(part, 0.0) - best.parts.get(part, 0.0) for part in {*next_.parts, *best.parts}}

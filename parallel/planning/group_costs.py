@@ -1,25 +1,25 @@
-"""What a collective costs a group of ranks of a mesh, in closed form: the clock's answer, for any number of ranks.
+"""Cost of a collective on a group of mesh ranks, in closed form: the simulator's answer, for any number of ranks.
 
     Group(1024, 8).allreduce(100e6, NETWORKS["gpu-100g"])       # every 8th of 8192 ranks, all 8 such groups at once
 
-A group has `count` members, each `stride` ranks behind the one before; the groups between them do the same at the same
-time. With g ranks a node m = g // stride members of a group share a node, which has k = min(stride, g) groups; M =
-count / m nodes. t(n) is what a message of n bytes takes inside a node, T(n, j) between nodes where j of them leave
-through a node's port at once: T(n) and (j - 1) times what one holds the port, but no less than they take in a stream.
+A group has `count` members, `stride` ranks apart; the groups between them call the same collective at the same time.
+With g ranks on a node, m = g // stride members of a group share a node, and k = min(stride, g) groups have members
+there; the group spans M = count / m nodes. t(n) is the time of a message of n bytes inside a node. T(n, j) is the time
+between nodes when j messages leave through one port at once: T(n) plus (j - 1) times the port's busy time, and at least
+j gaps.
 
 | collective | the fastest of |
 |---|---|
 | reduce-scatter, allgather | ring: (count - 1) hops of n / count, each max(k gaps, mean of (m - 1) t and one T) |
 | | two levels: (m - 1) t(n/m) or halving inside, then (M - 1) T(n/(m M), m k) or the sum over i of T(n/(m 2^i), m k) |
 | allreduce | both one after the other; or doubling: log2 m t(n) + log2 M T(n, m k) |
-| in a node's memory | reduce-scatter, allgather: a meeting each, and a copy of one part, of all others |
+| in a node's memory | a barrier, and a copy of one chunk (reduce-scatter) or of all others (allgather) |
 | broadcast, reduce | binomial; or scatter and allgather, reduce-scatter and gather |
 | scatter, gather | the root's port: count - 1 messages of n / count, one after the other |
 
-and n (count - 1) / count gamma where something is added. Sums of other lengths, and of groups that are not powers of
-two, are of the powers around them. tests/parallel/test_group_costs.py compares with the clock, algorithm by algorithm.
-On a topology all groups move their bytes at once, and share its channels: that is simulated (topology_costs.py).
-Sources: Thakur, Rabenseifner, Gropp 2005; Chan et al. 2007; two levels: Jia et al. 2018.
+Collectives that add take n (count - 1) / count gamma more. tests/parallel/test_group_costs.py compares each algorithm
+with the simulator. On a topology all groups move their bytes at once and share its channels, which topology_costs.py
+simulates. Sources: Thakur, Rabenseifner, Gropp 2005; Chan et al. 2007; two levels: Jia et al. 2018.
 """
 
 import math
@@ -32,13 +32,13 @@ from parallel.planning.topology_costs import moving_seconds
 
 
 class Group(NamedTuple):
-    """Ranks of a mesh that talk to each other, and how far apart they are.
+    """Ranks of a mesh that communicate with each other, `stride` ranks apart.
 
     Attributes
     ----------
     count, stride : int
     memory : bool
-        whether those of a node work in its memory, where all of them share one
+        whether a group that lies on one node uses that node's shared memory
     """
 
     count: int
@@ -46,31 +46,31 @@ class Group(NamedTuple):
     memory: bool = False
 
     def members(self, network: Network) -> int:
-        """Of this group on a node."""
+        """Return how many members of this group share a node."""
         return max(1, min(self.count, network.ranks_per_node // self.stride))
 
     def nodes(self, network: Network) -> int:
         return -(-self.count // self.members(network))
 
     def sharing(self, network: Network) -> int:
-        """Groups of which one node has members."""
+        """Return how many groups have members on one node."""
         return min(self.stride, network.ranks_per_node)
 
     def in_memory(self, network: Network) -> bool:
-        """Whether all of this group share a node's memory."""
+        """Return whether the whole group works in one node's memory."""
         return self.memory and self.nodes(network) == 1
 
     # ------------------------------------------------------------------------------------ seconds
 
     @lru_cache(1 << 16)  # noqa: B019  a group is a tuple of three numbers
     def scattering(self, nbytes: float, network: Network) -> float:
-        """A reduce-scatter of so many bytes without its additions, or an allgather: they move the same."""
+        """Return seconds of moving `nbytes` as an allgather, or as a reduce-scatter without its additions."""
         if self.count == 1 or not nbytes:
             return 0.0
         return min(seconds for _, seconds in self.ways(nbytes, network))
 
     def ways(self, nbytes: float, network: Network) -> Iterator[tuple[str, float]]:
-        """(algorithm, seconds) of `scattering`."""
+        """Yield (algorithm, seconds) of every algorithm that `scattering` chooses from."""
         if network.topology and not self.in_memory(network):
             yield "simulated", self.simulated("allgather", nbytes, network)
             return
@@ -92,7 +92,7 @@ class Group(NamedTuple):
         yield "two levels, halving", inside + halving(network.between, share, nodes, m * k)
 
     def doubling(self, nbytes: float, network: Network) -> float:
-        """An allreduce in which partners exchange all they have, with its additions."""
+        """Return seconds of an allreduce by recursive doubling, additions included."""
         m, nodes, k = self.members(network), self.nodes(network), self.sharing(network)
         adding = network.reducing(nbytes)
         if network.topology:
@@ -101,7 +101,9 @@ class Group(NamedTuple):
         return inside + rounds(nodes) * (message(network.between, nbytes, m * k) + adding)
 
     def reduce_scatter(self, nbytes: float, network: Network) -> float:
-        if self.in_memory(network) and self.count > 1 and nbytes:  # each adds up its part where the others' lie
+        if (
+            self.in_memory(network) and self.count > 1 and nbytes
+        ):  # each rank reads its chunk of all arrays and adds it up
             part = network.copying(nbytes / self.count)
             return network.barrier_seconds(self.count) + part + self.adding(nbytes, network)
         return self.scattering(nbytes, network) + self.adding(nbytes, network)
@@ -141,7 +143,7 @@ class Group(NamedTuple):
         return min(tree, self.reduce_scatter(nbytes, network) + self.gather(nbytes, network))
 
     def scatter(self, nbytes: float, network: Network) -> float:
-        """Parts of so many bytes in all from one rank to each: what leaves its node has one port."""
+        """Return seconds in which the root sends each rank its chunk of `nbytes`, through one port."""
         if self.count == 1 or not nbytes:
             return 0.0
         if network.topology:
@@ -152,37 +154,37 @@ class Group(NamedTuple):
     gather = scatter
 
     def simulated(self, operation: str, nbytes: float, network: Network) -> float:
-        """Moving so many bytes on a topology, while all such groups do the same."""
+        """Return seconds of `operation` on a topology while all such groups call it."""
         return moving_seconds(operation, self.count, self.stride, nbytes, network)
 
     # ------------------------------------------------------------------------------------ bytes that a rank sends
 
     def sent(self, nbytes: float) -> float:
-        """In a reduce-scatter or an allgather; an allreduce is both."""
+        """Return bytes that a rank sends in a reduce-scatter or an allgather; an allreduce is both."""
         return nbytes * (self.count - 1) / self.count
 
 
 def message(link: Link, nbytes: float, together: float = 1) -> float:
-    """Seconds until the last of so many messages has come that leave through one port at once.
+    """Return seconds until the last of `together` messages has arrived, when all leave through one port at once.
 
-    Others went before them: what a port saves up while it rests (`Link.credit`) is used up.
+    The port was busy before, so `Link.credit`, which an idle port accumulates, is spent.
     """
     cost, together = link.cost(nbytes), max(1, together)
     return max(cost.seconds + (together - 1) * cost.held, together * cost.gap)
 
 
 def halving(link: Link, nbytes: float, size: int, together: int) -> float:
-    """Recursive halving among `size`: exchanges of 1/2, 1/4 ... of the bytes; one more of all where it is no power."""
+    """Return seconds of recursive halving: exchanges of 1/2, 1/4 ...; one more where `size` is no power of two."""
     power = 1 << (size.bit_length() - 1)
     seconds = sum(message(link, nbytes / 2**i, together) for i in range(1, power.bit_length()))
     return seconds + (message(link, nbytes, together) if power != size else 0.0)
 
 
 def rounds(size: int) -> int:
-    """Of doubling: one more before and after where the size is no power of two."""
+    """Return rounds of recursive doubling: two more where the size is no power of two."""
     return size.bit_length() - 1 + 2 * (size & (size - 1) != 0)
 
 
 def log2(size: int) -> int:
-    """Rounds of a tree over so many ranks."""
+    """Return rounds of a binomial tree over `size` ranks."""
     return math.ceil(math.log2(size)) if size > 1 else 0

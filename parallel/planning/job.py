@@ -18,7 +18,7 @@ from parallel.planning.profile import LayerProfile, checked
 
 
 class Axes(NamedTuple):
-    """So many ranks on each axis: replicas, stages, parts of a layer."""
+    """Number of ranks on each axis: replicas, stages, shards of a layer."""
 
     data: int = 1
     pipeline: int = 1
@@ -57,7 +57,7 @@ class Axes(NamedTuple):
 
     @classmethod
     def all(cls, ranks: int, most_stages: int, most_parts: int) -> Iterator[Axes]:
-        """Every way to make so many ranks a product of three."""
+        """Yield every mesh of `ranks` ranks within the limits."""
         divisors = [n for n in range(1, math.isqrt(ranks) + 1) if ranks % n == 0]
         divisors = sorted({*divisors, *(ranks // n for n in divisors)})
         for pipeline, tensor in product(divisors, divisors):
@@ -81,13 +81,13 @@ class Job:
     update : float
         seconds of the optimizer for all parameters
     sample_bytes, answer_bytes : float
-        of a sample, and of the network's output for one: what a master hands out and collects
+        bytes of one sample and of the network's output for it: what a master sends and receives
     node_memory : bool
         whether ranks of a node sum in its memory
     overlap : bool
         whether messages travel while backprop goes on
     bucket, first_bucket, unit : float
-        bytes of gradients that leave together, first; of parameters that travel together where they are sharded
+        bytes of a bucket of gradients and of the first bucket; of a unit of sharded parameters
     head : float
         seconds of a step that belong to no layer, such as the loss
     """
@@ -118,36 +118,36 @@ class Job:
         return sum(layer.parameters for layer in self.layers)
 
     def loss(self, samples: float) -> float:
-        """Seconds of what belongs to no layer, for so many samples."""
+        """Return seconds that belong to no layer, for `samples` samples."""
         return self.head * samples / self.samples
 
     def share(self, ranks: int) -> int:
-        """Samples of the rank that has most of them."""
+        """Return the samples of the rank that has the most."""
         return -(-self.batch // ranks)
 
     def of(self, samples: int) -> list[LayerProfile]:
-        """The layers for so many samples."""
+        """Return the layers, scaled to `samples` samples."""
         return [layer.of_samples(samples / self.samples) for layer in self.layers]
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a step costs; bytes are those of the rank that has most.
+    """Cost of a step; bytes are those of the rank that needs the most.
 
     Attributes
     ----------
     strategy : str
     axes : Axes
     parts : dict
-        seconds of a step on the busiest rank, one after the other: what it computes, and what it waits for
+        seconds of the busiest rank's step by what it computes and what it waits for; they add up to the step
     computing : float
         seconds of computation of all ranks together
     sent, memory : float
-        bytes that a rank sends in a step, and keeps
+        bytes that a rank sends in a step; bytes of memory that it needs
     note : str
-        what else there is to say
+        a remark for the reader
     micro_batches, cuts : int, tuple of int
-        of pipelines: how many, and the layers with which the second stage and all after it begin
+        of pipelines: the micro-batches of a step, and the first layer of the second and each later stage
     replicas : tuple of int
         of pipedream: ranks of each stage
     """
@@ -174,10 +174,10 @@ class Prediction:
 
     @property
     def idle_share(self) -> float:
-        """Of a rank's time, on average, in which it does not compute."""
+        """Mean fraction of a rank's time in which it does not compute."""
         return min(1.0, max(0.0, 1 - self.computing / (self.ranks * self.seconds)))
 
     @property
     def name(self) -> str:
-        """The strategy and, where it has more than one axis, the mesh."""
+        """The strategy, and the mesh if it has more than one axis."""
         return self.strategy if self.axes == (self.ranks, 1, 1) else f"{self.strategy} {self.axes}"

@@ -1,6 +1,6 @@
 """How much faster many ranks are: the laws, and their one number fitted to measured runs.
 
-p ranks, S the speedup, f the share of the work that can be done in parallel, e = 1 - f the serial share.
+p ranks, S the speedup, f the fraction of the work that can be done in parallel, e = 1 - f the serial fraction.
 
 | law | says | keeps | source |
 |---|---|---|---|
@@ -8,7 +8,7 @@ p ranks, S the speedup, f the share of the work that can be done in parallel, e 
 | Gustafson | S = p - (1 - f) (p - 1) | the time: work grows with p | Gustafson 1988 |
 | Karp-Flatt | e = (1/S - 1/p) / (1 - 1/p), read off a run | | Karp, Flatt 1990 |
 
-A serial share by Karp-Flatt that grows with p tells of overhead (messages, waiting), one that stays of serial work.
+A Karp-Flatt fraction that grows with p is a sign of overhead (messages, waiting); one that stays, of serial work.
 
     law = fit_amdahl([(1, 10.0), (2, 5.6), (4, 3.4)])     # (ranks, seconds of the same work)
     law.serial, law.seconds(64)
@@ -20,24 +20,24 @@ from dataclasses import dataclass
 
 
 def amdahl(ranks: float, parallel: float) -> float:
-    """Speedup of the same work on so many ranks, of which a share can be done in parallel."""
+    """Return the speedup of the same work, of which the fraction `parallel` can be done in parallel."""
     _share(parallel)
     return 1 / ((1 - parallel) + parallel / _ranks(ranks))
 
 
 def gustafson(ranks: float, parallel: float) -> float:
-    """How much more work so many ranks do in the same time, where each spends a share of it on parallel work."""
+    """Return how much more work the ranks do in the same time, each a fraction `parallel` of it in parallel."""
     _share(parallel)
     return _ranks(ranks) - (1 - parallel) * (ranks - 1)
 
 
 def karp_flatt(speedup: float, ranks: float) -> float:
-    """The serial share that a measured speedup tells of; below 0 where ranks are faster than p times one.
+    """Return the serial fraction that explains a measured speedup; negative where p ranks are more than p times faster.
 
     Raises
     ------
     ValueError
-        one rank, which tells nothing; a speedup that is not above 0
+        one rank only; a speedup that is not above 0
     """
     if _ranks(ranks) == 1:
         raise ValueError("Karp-Flatt: one rank says nothing of a serial share: measure two or more")
@@ -47,28 +47,28 @@ def karp_flatt(speedup: float, ranks: float) -> float:
 
 
 def strong_efficiency(one: float, many: float, ranks: float) -> float:
-    """T(1) / (p T(p)): seconds of the same work on one rank and on p."""
+    """Return T(1) / (p T(p)), from seconds of the same work on one rank and on p."""
     return one / (_ranks(ranks) * many)
 
 
 def weak_efficiency(one: float, many: float) -> float:
-    """T(1) / T(p): seconds of one rank's work on one, and of p times as much on p."""
+    """Return T(1) / T(p), from seconds of one rank's work on one rank and of p times as much work on p."""
     return one / many
 
 
 def communication_ratio(communication: float, computation: float) -> float:
-    """Seconds of messages for a second of computation; a share 1/(1 + ratio) of the time is left for the latter."""
+    """Return seconds of communication per second of computation; computation is 1 / (1 + ratio) of the time."""
     if computation <= 0:
         raise ValueError(f"communication ratio: expected seconds of computation above 0, given {computation}")
     return communication / computation
 
 
 def data_parallel_intensity(parameters: float, operations: float, samples: float, ranks: float) -> float:
-    """Elements that a rank sends for each operation of it, where gradients of all parameters are summed.
+    """Return elements that a rank sends per operation that it computes, when all gradients are summed.
 
-    2 (p-1)/p Psi / (samples a rank x operations of a sample): a fully connected layer, which uses each weight once a
-    sample, has p = many 2 / (6 samples); a convolution that uses it at every place of a picture, hundreds of times
-    less.
+    2 (p-1)/p Psi / (samples per rank x operations per sample). For many ranks a fully connected layer, which uses each
+    weight once per sample, comes to 2 / (6 samples); a convolution uses a weight at every position of an image, and
+    comes to hundreds of times less.
     """
     if min(operations, samples) <= 0:
         raise ValueError(f"expected operations and samples above 0, given {operations} and {samples}")
@@ -76,7 +76,7 @@ def data_parallel_intensity(parameters: float, operations: float, samples: float
 
 
 def bandwidth_to_hide(nbytes: float, ranks: float, seconds: float) -> float:
-    """Bytes a second at which a ring allreduce of so many bytes takes no longer than the backprop it hides behind."""
+    """Return the bandwidth at which a ring allreduce of `nbytes` takes as long as the backprop that hides it."""
     if seconds <= 0:
         raise ValueError(f"expected seconds above 0, given {seconds}")
     return 2 * (_ranks(ranks) - 1) / ranks * nbytes / seconds
@@ -103,11 +103,11 @@ class Law:
     error: float
 
     def speedup(self, ranks: float) -> float:
-        """Of the same work (Amdahl), or scaled with the ranks (Gustafson)."""
+        """Return the speedup of the same work (Amdahl), or of work that grows with the ranks (Gustafson)."""
         return (amdahl if self.name == "Amdahl" else gustafson)(ranks, 1 - self.serial)
 
     def seconds(self, ranks: float) -> float:
-        """Of the work on so many ranks: the same for Amdahl, p times as much for Gustafson."""
+        """Return seconds of the work on `ranks` ranks: the same work for Amdahl, p times as much for Gustafson."""
         scaled = ranks if self.name == "Gustafson" else 1
         return self.one * scaled / self.speedup(ranks)
 
@@ -117,9 +117,9 @@ class Law:
 
 
 def fit_amdahl(runs: Iterable[tuple[float, float]]) -> Law:
-    """The serial share that explains (ranks, seconds) of the same work best.
+    """Fit the serial fraction to measured (ranks, seconds) of the same work.
 
-    T(p) = a + b / p, by least squares of the relative error: seconds of few ranks must not outweigh all others.
+    T(p) = a + b / p, by least squares of the relative error, so that the long runs on few ranks do not dominate.
 
     Raises
     ------
@@ -132,10 +132,10 @@ def fit_amdahl(runs: Iterable[tuple[float, float]]) -> Law:
 
 
 def fit_gustafson(runs: Iterable[tuple[float, float]]) -> Law:
-    """The serial share that explains (ranks, seconds) best of work that grows with the ranks.
+    """Fit the serial fraction to measured (ranks, seconds) of work that grows with the ranks.
 
-    With a serial share e a rank does (1 - e) p + e times one's work in the same time: T(p) = T1 p / (p - e (p - 1)),
-    so 1/T is linear in 1/p, and fitted by least squares of the relative error.
+    With a serial fraction e, p ranks do (1 - e) p + e times one rank's work in the same time: T(p) = T1 p / (p - e (p -
+    1)). So 1/T is linear in 1/p, and fitted by least squares of the relative error.
     """
     runs = _checked(runs)
     a, b = _least_squares([(seconds, seconds / ranks) for ranks, seconds in runs])  # 1/T = a + b/p; e = b / (a + b)
@@ -149,7 +149,7 @@ def fit_gustafson(runs: Iterable[tuple[float, float]]) -> Law:
 
 
 def serial_shares(runs: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """(ranks, serial share by Karp-Flatt) of measured (ranks, seconds) of the same work, beyond one rank.
+    """Return (ranks, serial fraction by Karp-Flatt) for measured (ranks, seconds) of the same work.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def serial_shares(runs: Iterable[tuple[float, float]]) -> list[tuple[float, floa
 
 
 def _law(name: str, a: float, b: float, runs, form: Callable[[float, float, float], float]) -> Law:
-    """a seconds serial, b parallel; where one of them is below 0, the best law without it."""
+    """Make the law of `a` serial and `b` parallel seconds; a negative one is set to 0 and the other fitted again."""
     if a < 0:
         a, b = 0.0, _least_squares([(0.0, form(0.0, 1.0, p) / t) for p, t in runs])[1]
     if b < 0:
@@ -173,7 +173,7 @@ def _law(name: str, a: float, b: float, runs, form: Callable[[float, float, floa
 
 
 def _least_squares(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """x, y of least sum of (u x + v y - 1)^2; a column of zeros gets 0."""
+    """Return x, y that minimize the sum of (u x + v y - 1)^2; a column of zeros gets 0."""
     uu, vv = sum(u * u for u, _ in rows), sum(v * v for _, v in rows)
     uv, u1, v1 = sum(u * v for u, v in rows), sum(u for u, _ in rows), sum(v for _, v in rows)
     if not vv:

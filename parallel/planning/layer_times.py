@@ -1,13 +1,13 @@
-"""A profile by measurement: seconds of every child of a network's root, forward and in both halves of backward.
+"""Measure a profile: seconds of every child of a network's root, forward and in both halves of backward.
 
     times = measure_layers(nn.Trainer(network, loss, nn.SGD(0.1)), x, y)
     times.layers, times.update, times.head
 
-Each layer is timed alone in whole training steps. Of the repetitions the middle half counts, by the time of the whole
-step, and each part is its mean over these steps: so the parts add up to what a step usually takes. (The fastest of
-every part would add up to a step that nobody has seen; what is missing would look like time outside the layers.) The
-gradient of the weights takes what backward takes longer than the backward that defers it, as zero-bubble pipelines do.
-What belongs to no layer, the loss and what Python does between layers, is the head.
+Each layer is timed in whole training steps. The steps are sorted by their total time; the times of a layer are means
+over the middle half, so they add up to a typical step. (The minimum of each layer would add up to a step that never
+happened, and the difference would look like time outside the layers.) The time of the weights' gradients is the
+difference between backward and a backward that defers them, as zero-bubble pipelines do. The head is the rest: the
+loss, and Python between layers.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from nn.training.trainer import Trainer, micro_batches
 from parallel.planning.job import Job
 from parallel.planning.profile import LayerProfile, checked, count_layers
 
-STEP = "", "step"  # what the whole takes, beside its parts
+STEP = "", "step"  # key of the whole step
 
 
 class Times(NamedTuple):
-    """What one rank takes for a mini-batch: layers, seconds of the optimizer, and of what belongs to no layer."""
+    """Times of one rank for a mini-batch: layers, seconds of the optimizer, seconds that belong to no layer."""
 
     layers: list[LayerProfile]
     update: float
@@ -39,13 +39,13 @@ class Times(NamedTuple):
 
 
 def measure_layers(trainer: Trainer, x: np.ndarray, y: np.ndarray, repeats: int = 5, parts: int = 1) -> Times:
-    """Measure a training step, layer by layer; the trainer is left as it was.
+    """Measure a training step, layer by layer, and restore the trainer.
 
     Parameters
     ----------
     x, y : a mini-batch and its targets
     repeats : steps that count, after one to warm up
-    parts : micro-batches of a step, which add up their gradients; what is told is of one of them, but for the update
+    parts : micro-batches of a step; times are those of one micro-batch, and of one update
     """
     network = trainer.network
     top = list(network.root.children()) if network.root.children() else [""]
@@ -68,7 +68,7 @@ def measure_layers(trainer: Trainer, x: np.ndarray, y: np.ndarray, repeats: int 
 
 
 def clocked(trainer: Trainer, call: Callable[[], object]) -> dict[tuple[str, str], float]:
-    """Seconds of a call, under STEP, and of what the trainer calls in it: (path, "forward" or "backward")."""
+    """Return seconds of `call`, under STEP, and of each layer call inside it, under (path, "forward" or "backward")."""
     spent: dict[tuple[str, str], float] = defaultdict(float)
 
     def clock(path, name, kind, call):
@@ -85,7 +85,7 @@ def clocked(trainer: Trainer, call: Callable[[], object]) -> dict[tuple[str, str
 
 
 def typical(steps: Sequence[dict[tuple[str, str], float]]) -> dict[tuple[str, str], float]:
-    """The mean of the middle half of what was clocked, by seconds of the whole; the first one warms up."""
+    """Return mean times over the middle half of the steps, sorted by their total; the first step warms up."""
     steps = sorted(steps[1:], key=lambda spent: spent[STEP])
     middle = steps[len(steps) // 4 : len(steps) - len(steps) // 4]
     return {key: sum(spent[key] for spent in middle) / len(middle) for key in middle[0]}
@@ -100,20 +100,20 @@ def job_of(
     node_memory: bool = True,
     overlap: bool = True,
 ) -> Job:
-    """A step of `batch` samples of a network, of which `times` were taken with `samples`; see Job."""
+    """Return the Job of a step of `batch` samples, from `times` measured with `samples`."""
     given, answered = sample_bytes(network)
     sizes = moments, times.update, given, answered
     return Job(times.layers, samples, batch, *sizes, node_memory, overlap, head=times.head)
 
 
 def sample_bytes(network: Network) -> tuple[float, float]:
-    """Of one sample, and of what the network answers."""
+    """Return bytes of one sample with its target, and of the network's output for it."""
     item = network.dtype.itemsize
     return item * math.prod(network.in_shape) + 8.0, float(item * math.prod(network.out_shape))
 
 
 def halves(trainer: Trainer, x: np.ndarray, y: np.ndarray, terms: int, parts: int) -> None:
-    """Of every micro-batch forward, loss, and a backward that puts the weights' gradients off."""
+    """Run forward, loss, and a backward that defers the weights' gradients, for every micro-batch."""
     network, ctx = trainer.network, trainer.ctx
     for i, rows in enumerate(micro_batches(len(x), parts)):
         batch = MicroBatch(accumulate=i > 0)
@@ -124,7 +124,7 @@ def halves(trainer: Trainer, x: np.ndarray, y: np.ndarray, terms: int, parts: in
 
 
 def random_batch(network: Network, samples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Samples and classes of a network's shapes."""
+    """Draw samples and class labels of a network's shapes."""
     draw = np.random.default_rng(seed)
     *places, classes = network.out_shape
     if network.takes_ids:

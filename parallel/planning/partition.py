@@ -3,8 +3,8 @@
     plan = partition(read_profile("vgg16.csv"), workers=4, bandwidth=1e9)
     print(plan)          # 2 stages on 4 workers, 3-1: ...
 
-A pipeline that is full takes, a mini-batch, as long as its slowest part: a stage, or the link between two. Layers
-i ... j-1 on m ranks that share the mini-batches take, with weights of w bytes and bandwidth B,
+A full pipeline completes a mini-batch in the time of its slowest stage or link. A stage of layers i ... j-1, replicated
+on m ranks, with weights of w bytes and bandwidth B, takes
 
     T(i, j, m) = max(seconds of the layers, 2 (m-1) w / B) / m
 
@@ -12,8 +12,8 @@ and the first j layers on m ranks at best
 
     A(j, m) = min of T(0, j, m) and, over s < j and n < m, max(A(s, m-n), 2 a_s / B, T(s, j, n))
 
-where a_s are the bytes that go from layer s-1 to layer s, forward and back. Levels: where g ranks are joined by a fast
-network and the groups by a slow one, the A of a group takes the place of "seconds of the layers" in the level above.
+where a_s are the bytes that layer s-1 sends to layer s, and back. Levels: where groups of g ranks have a fast network
+and a slow one joins the groups, the A of a group replaces "seconds of the layers" in the level above.
 
 Two ways of counting are in use. "paper" is the formula above: gradients travel while the layers compute. "program" is
 what the authors' program computes: one after the other, 4 (m-1) w / (B m) seconds for the gradients, and a link shared
@@ -21,8 +21,8 @@ by the n ranks of the stage behind it, 2 a_s / (B n), before and after a stage. 
 seconds for the gradients of a group's first stage by the units of the level below, which send their parts at the same
 time; those of later stages it does not divide. The answers differ, so do the published figures.
 
-Memory: rank of a stage keeps v versions of its weights and the activations of v mini-batches, v = floor((ranks - 1 -
-ranks of earlier stages) / ranks of this stage) + 1 (pipeline/schedules.py). What does not fit is not chosen.
+Memory: a rank keeps v versions of its stage's weights and the activations of v mini-batches, v = floor((ranks - 1 -
+ranks of earlier stages) / ranks of this stage) + 1 (pipeline/schedules.py). A stage that does not fit is not chosen.
 
 Cost: O(workers^2 layers^2), in a level below another O(layers) times as much, all over arrays.
 Sources: Harlap et al. 2018; Narayanan et al. 2019.
@@ -41,7 +41,7 @@ COUNTING = ("paper", "program")
 
 
 class PlannedStage(NamedTuple):
-    """Layers first ... last on so many ranks; each keeps `versions` of the weights, and `bytes` in all."""
+    """Layers first ... last on `replicas` ranks; each keeps `versions` of the weights, `bytes` in all."""
 
     first: int
     last: int
@@ -52,15 +52,15 @@ class PlannedStage(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """How a network is cut.
+    """Stages of a network, and what a mini-batch takes.
 
     Attributes
     ----------
     stages : tuple of PlannedStage
     seconds : float
-        a mini-batch, once the pipeline is full
+        of a mini-batch, once the pipeline is full
     data_parallel : float
-        the same if all layers lie on all ranks, whether that fits or not
+        seconds of a mini-batch by data parallelism on all ranks, even if that does not fit
     """
 
     stages: tuple[PlannedStage, ...]
@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """Ranks of each stage: what `pipedream` in pipeline/schedules.py takes."""
+        """Ranks of each stage, the argument of `pipedream` in pipeline/schedules.py."""
         return tuple(stage.replicas for stage in self.stages)
 
     def __str__(self):
@@ -88,12 +88,12 @@ def partition(
     memory: float = inf,
     counting: str = "paper",
 ) -> Plan:
-    """The stages that let mini-batches through fastest.
+    """Return the stages with the highest throughput.
 
     Parameters
     ----------
-    layers : what each takes
-    workers : number of ranks, or how many units each level has, innermost first: (4, 2) is two nodes of four ranks
+    layers : profile of each layer
+    workers : number of ranks; or units of each level, innermost first: (4, 2) is two nodes of four ranks
     bandwidth : bytes a second between ranks, or one for each level
     memory : bytes that a rank has for weights and activations
     counting : "paper" or "program"
@@ -101,7 +101,7 @@ def partition(
     Raises
     ------
     ValueError
-        numbers out of range, or nothing that fits into the memory
+        numbers out of range, or no plan fits into the memory
     """
     layers = checked(layers)
     sizes = (workers,) if isinstance(workers, int) else tuple(workers)
@@ -139,8 +139,8 @@ class Table(NamedTuple):
 class Search:
     """The dynamic programme, level by level.
 
-    What a stage costs does not depend on where it lies, but whether it fits does: so a table is made for every number
-    of ranks before it, and of copies of each of its ranks in the levels above, where memory is limited.
+    The cost of a stage does not depend on its position in the pipeline, but its memory does. With limited memory there
+    is a table for every number of ranks before it and of copies of each of its ranks in the levels above.
     """
 
     def __init__(self, layers, sizes, speeds, memory, counting):
@@ -158,7 +158,7 @@ class Search:
         self.tables: dict[tuple[int, int, int], Table] = {}
 
     def sums(self, column):
-        """[i, j]: the sum over layers i ... j-1; infinite where there are none."""
+        """Return the table whose [i, j] is the sum over layers i ... j-1; infinite where i >= j."""
         table = column[None, :] - column[:, None]
         table[np.tril_indices(self.n + 1)] = inf
         return table
@@ -167,16 +167,16 @@ class Search:
         return (prod(self.sizes) - 1 - before) // copies + 1
 
     def one_rank(self, before: int, copies: int) -> np.ndarray:
-        """Seconds of layers i ... j-1 on one rank, infinite where they do not fit."""
+        """Return seconds of layers i ... j-1 on one rank; infinite where they do not fit."""
         fits = self.versions(before, copies) * self.kept <= self.memory
         return np.where(fits, self.computing, inf)
 
     def unit(self, level: int, before: int, copies: int) -> np.ndarray:
-        """Seconds of layers i ... j-1 on one unit of a level."""
+        """Return seconds of layers i ... j-1 on one unit of a level."""
         return self.best(level - 1, before, copies).seconds if level else self.one_rank(before, copies)
 
     def shared(self, seconds: np.ndarray, level: int, m: int, first: bool = False) -> np.ndarray:
-        """T: seconds a mini-batch of layers i ... j-1 where m units share the mini-batches, perhaps the first stage."""
+        """Return T: seconds of a mini-batch for layers i ... j-1 replicated on m units."""
         travelling = (m - 1) * np.where(np.isfinite(self.weights), self.weights, 0.0) / self.speeds[level]
         if self.counting == "paper":
             return np.maximum(seconds, 2 * travelling) / m
@@ -184,7 +184,7 @@ class Search:
         return (seconds + 4 * travelling / m / within) / m
 
     def behind_a_link(self, seconds: np.ndarray, level: int, m: int) -> np.ndarray:
-        """The same of a stage that is not the first: its links may be slower than itself."""
+        """Return the larger of a stage's seconds and those of its links; for stages that are not the first."""
         link = 2 * self.between / self.speeds[level]
         if self.counting == "paper":
             return np.maximum(seconds, link[:, None])
@@ -193,7 +193,7 @@ class Search:
         return np.maximum(seconds, np.maximum(link[:, None], after[None, :]) / m)
 
     def best(self, level: int, before: int = 0, copies: int = 1) -> Table:
-        """A of a level whose ranks come after `before` others, each of them `copies` times."""
+        """Return A of a level whose ranks come after `before` others, each of them `copies` times."""
         key = (level, before, copies) if self.memory < inf else (level, 0, 1)
         if key in self.tables:
             return self.tables[key]

@@ -1,4 +1,4 @@
-"""What the busiest rank has of a step: its samples, its part of every layer, what is summed on the axis "tensor"."""
+"""The busiest rank's work in a step: its samples, its shard of every layer, its sums on the axis "tensor"."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from parallel.planning.profile import LayerProfile
 
 
 class Part(NamedTuple):
-    """What the busiest rank has of a step.
+    """Work of the busiest rank in a step.
 
     Attributes
     ----------
     samples : int
     layers : tuple of LayerProfile
-        for these samples, cut on the axis "tensor"
+        for these samples, split on the axis "tensor"
     sums, sent : float
         seconds and bytes of the layers' sums on that axis
     workers : int
@@ -45,9 +45,9 @@ class Part(NamedTuple):
 
 @lru_cache(256)
 def part_of(job: Job, axes: Axes, network: Network, readers: int = 0, waiting: bool = False) -> Part:
-    """What the busiest rank has, of `readers` replicas; 0: those of the axis "data".
+    """Return the work of the busiest rank among `readers` replicas; 0 stands for those of the axis "data".
 
-    Where `waiting`, the sums on the axis "tensor" are in the layers' seconds, as a pipeline waits for them.
+    With `waiting` the seconds of the layers include the sums on the axis "tensor", because a pipeline waits for them.
     """
     readers = readers or axes.data
     share, t = job.share(readers), axes.tensor

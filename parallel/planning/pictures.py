@@ -18,7 +18,7 @@ FAMILIES = ("one rank", "ddp", "zero, fsdp", "dp, ps", "data x tensor", "pipelin
 
 
 def family(prediction: Prediction) -> str:
-    """One of FAMILIES: what is shared out, whatever the sizes."""
+    """Return which of FAMILIES a prediction belongs to."""
     name, axes = prediction.strategy, prediction.axes
     if prediction.ranks == 1:
         return "one rank"
@@ -30,7 +30,7 @@ def family(prediction: Prediction) -> str:
 
 
 def new_axes(count: int, width: float = 5.0, height: float = 3.8):
-    """Axes side by side in a figure of their own."""
+    """Return `count` axes side by side in a new figure."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -43,7 +43,7 @@ def new_axes(count: int, width: float = 5.0, height: float = 3.8):
 
 
 def draw_scaling(curves: dict[str, Sequence[Scaled]], batch: int, title: str):
-    """Seconds of a step and efficiencies over ranks, a curve for each name.
+    """Draw seconds of a step and efficiencies over ranks, a curve for each name.
 
     Returns
     -------
@@ -71,7 +71,7 @@ def draw_scaling(curves: dict[str, Sequence[Scaled]], batch: int, title: str):
 
 
 def draw_bars(found: Sequence[Prediction], title: str, memory: float = float("inf")):
-    """What a step of each is made of, the fastest on top.
+    """Draw the parts of each prediction's step as bars, the fastest on top.
 
     Returns
     -------
@@ -105,12 +105,12 @@ def draw_map(
     title: str,
     memory: float = float("inf"),
 ):
-    """Which strategy is fastest: a field for each number of ranks (across) and of samples in a step (up).
+    """Draw which strategy is fastest, by ranks (across) and samples of a step (up).
 
     Parameters
     ----------
     fastest : [row of a batch][column of ranks]
-    memory : bytes that a rank has: what takes more is not drawn as a way to go
+    memory : bytes of a rank; a prediction that needs more does not count
 
     Returns
     -------

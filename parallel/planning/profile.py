@@ -1,12 +1,12 @@
-"""What is known of a network's layers before it is cut: seconds and bytes of one mini-batch, and the file they come in.
+"""Profiles: seconds and bytes of a network's layers for one mini-batch, and the file format that holds them.
 
 layer,forward_ms,backward_ms,output_bytes,parameter_bytes
 Linear(4096 1000),0.453,0.474,1024000,16388000
 
-Four more columns are written, and read where a file has them: weight_gradient_ms, saved_bytes, tensor_sums, sum_bytes.
-Where it has not, the weights' gradient takes half of backward, a layer keeps its output, ranks that share a layer with
-parameters gather its output forward and scatter its gradient backward: half a sum each way, and of as many bytes. In
-mixed precision outputs are kept and sent as float16, but summed as float32.
+Four more columns are written, and optional when read: weight_gradient_ms, saved_bytes, tensor_sums, sum_bytes.
+Defaults: the weights' gradient takes half of backward; a layer saves its output; a layer with parameters that is split
+among ranks gathers its output forward and scatters its gradient backward, which is half a sum each way, of the output's
+bytes. Mixed precision saves and sends outputs as float16, and sums them as float32.
 
 `count_layers` makes a profile from multiply-accumulates alone, `layer_times.py` one from measurements.
 """
@@ -31,7 +31,7 @@ MORE = ("weight_gradient_ms", "saved_bytes", "tensor_sums", "sum_bytes")
 
 
 class LayerProfile(NamedTuple):
-    """One layer, one mini-batch.
+    """Cost of one layer for one mini-batch.
 
     Attributes
     ----------
@@ -39,16 +39,16 @@ class LayerProfile(NamedTuple):
     forward, backward : float
         seconds
     output, parameters : float
-        bytes of what it gives to the next layer, as that travels, and of its parameters
+        bytes of its output as sent to the next layer, and of its parameters
     weight_gradient : float
-        seconds of backward for which no other layer waits
+        seconds of backward that no other layer depends on
     saved : float
         bytes that are kept from forward until backward
     tensor_sums : float
-        sums over the ranks that share its weights, of its output forward, and as many backward (an allgather or a
-        reduce-scatter is half a sum)
+        sums over the tensor group, of the output forward and as many backward (an allgather or a reduce-scatter is half
+        a sum)
     summed : float
-        bytes of such a sum; 0: as many as the output has
+        bytes of such a sum; 0: those of the output
     """
 
     name: str
@@ -62,19 +62,19 @@ class LayerProfile(NamedTuple):
     summed: float = 0.0
 
     def of_samples(self, share: float) -> "LayerProfile":
-        """The same layer with so many times the samples: all but its parameters grows alike."""
+        """Return the layer with `share` times the samples: all but its parameters is scaled."""
         scaled = {"forward", "backward", "output", "weight_gradient", "saved", "summed"}
         return self._replace(**{name: getattr(self, name) * share for name in scaled})
 
 
 def read_profile(path: str | Path) -> list[LayerProfile]:
-    """The layers of a profile, first to last.
+    """Read the layers of a profile, first to last.
 
     Raises
     ------
     ValueError
-        no CSV, a column that is missing, a number that is none, is negative or not finite, no layers, or none that
-        takes any time: with file and line
+        no CSV, a missing column, a value that is no number, negative or not finite, no layers, no layer that takes
+        time; with file and line
     """
     try:
         text = io.StringIO(read_text(path, TABLE, "utf-8-sig"), newline="")  # spreadsheets begin with a mark
@@ -109,7 +109,7 @@ def read_profile(path: str | Path) -> list[LayerProfile]:
 
 
 def write_profile(layers: Sequence[LayerProfile]) -> str:
-    """The text of a profile: what `read_profile` reads."""
+    """Return a profile as text, which `read_profile` reads."""
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")
     out.writerow(COLUMNS + MORE)
@@ -122,15 +122,15 @@ def write_profile(layers: Sequence[LayerProfile]) -> str:
 
 
 def count_layers(network: Network, samples: int, flops: float, copy: float) -> list[LayerProfile]:
-    """A profile from counts: what the root's children compute and store, at a rate.
+    """Return a profile counted from the operations and activations of the root's children.
 
-    A multiply-accumulate is two operations; every layer's output is written and read once forward, twice backward.
+    A multiply-accumulate is two operations; an output is written and read once in forward and twice in backward.
 
     Parameters
     ----------
     samples : of the mini-batch
-    flops : operations a second that a rank keeps up in matrix products
-    copy : seconds a byte of what is bound by memory
+    flops : operations per second of a rank in matrix products
+    copy : seconds per byte of operations bound by memory bandwidth
     """
     if not (flops > 0 and math.isfinite(flops)):
         raise ValueError(f"flops: expected operations a second above 0, given {flops}")

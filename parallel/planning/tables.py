@@ -1,4 +1,4 @@
-"""Predictions as text: what a step, an epoch, a run costs, in columns."""
+"""Predictions as text, in columns: the cost of a step and of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from parallel.planning.job import Prediction
 
 @dataclass(frozen=True)
 class Scaled:
-    """A prediction, its efficiency with the same batch on all ranks, and with one as large for each."""
+    """A prediction with its strong efficiency (the same global batch) and weak efficiency (the same batch per rank)."""
 
     prediction: Prediction
     strong: float
@@ -19,7 +19,7 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Run:
-    """How much is trained, and what a rank costs an hour; 0 where nobody asks."""
+    """Samples of a whole training run, and the price of a rank per hour; 0 leaves the column out."""
 
     samples: float = 0.0
     price: float = 0.0
@@ -32,7 +32,7 @@ class Run:
 
 
 def table(found: Sequence[Scaled], batch: int, run: Run = Run(), memory: float = float("inf")) -> str:
-    """A row for each prediction."""
+    """Return a table with a row for each prediction."""
     heads = ["ranks", "strategy", "step", "samples/s", "strong", "weak", "idle", "sent", "memory"]
     heads += ["run"] * bool(run.samples) + ["cost"] * bool(run.price and run.samples) + [""]
     lines = []
@@ -47,7 +47,7 @@ def table(found: Sequence[Scaled], batch: int, run: Run = Run(), memory: float =
 
 
 def columns(heads: Sequence[str], lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """Text in columns, those in `left` flush left, the others right."""
+    """Return text in columns, those in `left` aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
     rows = [
         "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
@@ -57,7 +57,7 @@ def columns(heads: Sequence[str], lines: Sequence[Sequence[str]], left: Sequence
 
 
 def seconds(value: float) -> str:
-    """Of 0.0012: "1.2 ms"."""
+    """Format seconds: 0.0012 is "1.2 ms"."""
     for unit, symbol in ((86400 * 2, "days"), (7200, "h"), (1, "s"), (1e-3, "ms"), (1e-6, "us")):
         if value >= unit:
             size = {"days": 86400, "h": 3600}.get(symbol, unit)
@@ -66,12 +66,12 @@ def seconds(value: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Of 0.527: "0.53"; of 1234.5: "1,234"."""
+    """Format a rate: 0.527 is "0.53", 1234.5 is "1,234"."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def nbytes(value: float) -> str:
-    """Of 2e6: "2 MB"."""
+    """Format bytes: 2e6 is "2 MB"."""
     for unit, symbol in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if value >= 0.9995 * unit:  # what would be rounded to 1,000 of the next one
             return f"{value / unit:.3g} {symbol}"
@@ -79,7 +79,7 @@ def nbytes(value: float) -> str:
 
 
 def as_dict(scaled: Scaled) -> dict:
-    """For JSON."""
+    """Return the row as a dictionary for JSON."""
     p = scaled.prediction
     return {
         "ranks": p.ranks,
