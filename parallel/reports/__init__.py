@@ -1,14 +1,14 @@
-"""What a run tells of itself.
+"""Reports about a run.
 
 | file | holds |
 |---|---|
 | breakdown.py | where the time of a step goes, on every rank; always on |
 | curves.py | loss and accuracy over the epochs |
-| timeline.py, clock_offsets.py | what every rank did when; by one clock |
-| memory_report.py | bytes that every rank keeps and sends, beside the formulas |
+| timeline.py, clock_offsets.py | what every rank did and when, on one clock |
+| memory_report.py | bytes that every rank allocates and sends, beside the formulas |
 | traffic.py | bytes on the wire, counted |
-| staleness.py | how old parameters were, of every update; how often replicas met |
-| runs.py, page.py | what runs have left, on one page |
-| figures.py | a picture into a file, there whole or not at all |
-| inspection.py | what the network confuses, time of its layers, which rate it takes |
+| staleness.py | the age of the parameters behind every update; how often replicas were averaged |
+| runs.py, page.py | the files of runs, as one page |
+| figures.py | pictures, written atomically |
+| inspection.py | misclassified samples, time by layer, a good learning rate |
 """

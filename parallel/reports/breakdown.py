@@ -1,10 +1,10 @@
 """Where the time of a step goes on every rank: compute, wait, communicate, update, input; always on.
 
-Each rank adds up how long its phases took (under a microsecond a step). What ranks do together is measured without a
-meeting, which would itself cost time: the rank that comes last to a collective call waits for nobody, so of each call
-the shortest duration among the ranks is communication, and what it took longer elsewhere is waiting. Once an epoch
-these durations are compared, one allreduce for all steps, and the record of the epoch gets for each part the seconds a
-step: the least, the mean, and the most of all ranks.
+Each rank adds up the durations of its phases (under a microsecond per step). Collective calls are measured without a
+barrier, which would itself cost time: the last rank to enter a call waits for nobody, so the shortest duration of a
+call among the ranks is communication, and the rest of a longer one is waiting. Once an epoch one allreduce compares the
+durations of all steps, and the epoch's record gets the seconds per step of each part: minimum, mean and maximum over
+the ranks.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ INPUT = 4
 
 
 class Breakdown(Callback):
-    """Put "breakdown" into the record of every epoch; place it before what writes records.
+    """Add "breakdown" to the record of every epoch; list this callback before those that write records.
 
-    A phase that lies in another is no part of it. Phases that ranks do together are told apart into wait and
-    communicate; of the others those called compute, forward, backward, loss are compute; wait and update are
-    what they say, all else is communicate.
+    A nested phase is subtracted from the phase around it. Collective phases are split into wait and communicate. Of the
+    other phases compute, forward, backward and loss count as compute, wait and update as themselves, and all else as
+    communicate.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Breakdown(Callback):
     Attributes
     ----------
     table : (ranks, 5) array
-        Seconds a step of every rank, in the order of PARTS: means over the steps of all epochs so far.
+        Seconds per step of every rank, in the order of PARTS: means over all steps so far.
     """
 
     def __init__(self, trainer: RunTrainer):
@@ -51,7 +51,7 @@ class Breakdown(Callback):
         self.together: list[float] = []  # durations of the collective calls of this epoch
         self.inside = [0.0]  # time of phases that have ended, to be taken from the one around them
         for name, method, together in trainer.phases:
-            wrap(trainer, method, self._meeting if together else partial(self._timed, OWN.get(name, 2)))
+            wrap(trainer, method, self._collective if together else partial(self._timed, OWN.get(name, 2)))
         wrap(trainer, "sum_scores", self._uncounted)
         self.steps = self.steps_before = 0
         ranks = self.communicator.size if self.communicator else 1
@@ -70,7 +70,7 @@ class Breakdown(Callback):
 
         return timed
 
-    def _meeting(self, call: Callable) -> Callable:
+    def _collective(self, call: Callable) -> Callable:
         clock, inside, log = time.perf_counter, self.inside, self.together
 
         def timed(*arguments):
@@ -94,7 +94,7 @@ class Breakdown(Callback):
         return evaluate
 
     def loader(self, name: str, start: float, end: float) -> None:
-        """For Loader(timeline=): what the training thread read or waited for; reading ahead costs it nothing."""
+        """Record, for Loader(timeline=), the time in which the training thread reads or waits for data."""
         if threading.get_ident() == self.thread:
             self.spent[INPUT] += end - start
 
@@ -116,7 +116,7 @@ class Breakdown(Callback):
         self._clear()
 
     def by_rank(self) -> dict[str, list[float]]:
-        """Seconds a step of each part, an entry for every rank."""
+        """Return seconds per step of each part, an entry for every rank."""
         return {part: [float(f"{v:.4g}") for v in column] for part, column in zip(PARTS, self.table.T, strict=True)}
 
     def _clear(self) -> None:
@@ -124,7 +124,7 @@ class Breakdown(Callback):
         self.together.clear()
 
     def _compare(self) -> np.ndarray:
-        """(ranks, 5) seconds of this epoch; phases that ranks did together are split into wait and communicate."""
+        """Return (ranks, 5) seconds of this epoch, with collective phases split into wait and communicate."""
         mine, together = np.array(self.spent), np.array(self.together)
         if self.communicator is None:
             return mine[None]
@@ -141,19 +141,19 @@ class Breakdown(Callback):
 
 
 def wrap(trainer: RunTrainer, method: str, around: Callable[[Callable], Callable]) -> None:
-    """trainer.method = around(trainer.method), for this trainer alone; of one of its parts for "part.method"."""
+    """Wrap one method of this trainer, or of one of its parts for "part.method"."""
     path, _, name = method.rpartition(".")
     owner = attrgetter(path)(trainer) if path else trainer
     setattr(owner, name, around(getattr(owner, name)))
 
 
 def spread(values: np.ndarray) -> list[tuple[str, float]]:
-    """The least, the mean and the most, by name."""
+    """Return ("min", "mean", "max") with their values."""
     return [("min", values.min()), ("mean", values.mean()), ("max", values.max())]
 
 
 def draw_breakdown(table: np.ndarray, ax=None):
-    """Stacked bars: for every rank, where the time of a step goes, with the shares of the larger parts.
+    """Draw stacked bars: where each rank spends the time of a step, with the percentage of the larger parts.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How far apart the clocks of hosts are: every host's time.perf_counter counts from another moment.
+"""Offsets between the clocks of hosts: time.perf_counter of each host starts at another moment.
 
 Rank 0 asks one rank of each other host for its time, again and again. The answer of the quickest round trip was read
 half a round trip ago, give or take the other half; ranks of a host share its clock. Clocks also run at different
@@ -22,7 +22,7 @@ ROUND_TRIPS = 50
 
 @dataclass(frozen=True)
 class Offset:
-    """What to add to this rank's time to have rank 0's.
+    """The offset that turns this rank's time into rank 0's.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Offset:
 def measure(
     comm: MPI.Intracomm, hosts: list[int], clock: Callable[[], float] = time.perf_counter, trips: int = ROUND_TRIPS
 ) -> Offset:
-    """This rank's offset to rank 0 (collective).
+    """Measure this rank's offset to rank 0 (collective).
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def measure(
     trips : int
         Round trips to each host, of which the quickest counts.
     """
-    comm = register(MPI.Intracomm(comm).Dup())  # no other messages meet these
+    comm = register(MPI.Intracomm(comm).Dup())  # keeps these messages apart from all others
     rank, answer, found = comm.rank, np.zeros(1), {}
     for host in sorted(set(hosts) - {0}):
         if rank == 0:
@@ -76,7 +76,7 @@ def measure(
 
 
 def to_rank_0(times: np.ndarray, begin: Offset, end: Offset) -> np.ndarray:
-    """Times of this rank as rank 0's clock has them, by two measurements and a line between."""
+    """Convert times of this rank to rank 0's clock, by linear interpolation between two measurements."""
     length = end.at - begin.at
     part = (np.asarray(times) - begin.at) / length if length > 0 else np.zeros(np.shape(times))
     return times + begin.seconds + part * (end.seconds - begin.seconds)

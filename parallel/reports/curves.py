@@ -1,4 +1,4 @@
-"""curves.png: loss of training and validation, validation accuracy or speed, over the epochs; the best is ringed."""
+"""curves.png: training and validation loss, and validation accuracy or speed, by epoch; the best epoch is ringed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from parallel.reports.figures import write_figure
 
 
 def write_curves(history: list[dict], file: Path) -> None:
-    """Loss and accuracy over the epochs, into a picture; nothing where there was no epoch."""
+    """Draw loss and accuracy by epoch into a file; does nothing if there was no epoch."""
     if not history:
         return
     from matplotlib.figure import Figure
@@ -45,7 +45,7 @@ def write_curves(history: list[dict], file: Path) -> None:
 
 
 def ring(axes, epochs: list, values: list, best: int, text: str) -> None:
-    """Mark the best epoch, the first of those that are equal, and say which it is."""
+    """Ring the best epoch, the first of equal ones, and name it in the legend."""
     label = f"best: {text} after epoch {epochs[best]}"
     axes.plot(epochs[best], values[best], "o", ms=10, mfc="none", mec="black", mew=1.4, ls="none", label=label)
     axes.legend(frameon=False, loc="best")

@@ -1,4 +1,4 @@
-"""Pictures in the directory of a run: there whole or not at all, never through a link of somebody else."""
+"""Write pictures into the directory of a run: atomically, and never through a symbolic link."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nn.training.checkpoints import write_atomically
 
 
 def write_figure(figure, file: Path, **options: Any) -> None:
-    """Write a figure of matplotlib; the file's name says the format, `options` are those of `savefig`."""
+    """Write a matplotlib figure in the format of the file's suffix; `options` are those of `savefig`."""
     content = io.BytesIO()
     figure.savefig(content, format=file.suffix[1:], **{"dpi": 120, **options})
     write_atomically(file, content.getvalue())

@@ -1,4 +1,4 @@
-"""What train.py can tell beside the result: where the time goes, what the network confuses, which rate it takes."""
+"""Inspection of a trained network (--inspect): time by layer, misclassified samples, weights, a good learning rate."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TOLD = 20  # classes whose confusion is told as a table
 
 
 def profile(trainer: nn.Trainer, loader: nn.Loader) -> str:
-    """A table of the time of every layer, forward and backward, in a training step of this rank's part."""
+    """Return a table of each layer's time, forward and backward, in a training step on this rank's samples."""
     return inspection.profile_table(inspection.profile(trainer, *next(loader.epoch(0))))
 
 
 def find_rate(trainer: nn.Trainer, train: nn.Loader, validation: nn.Loader | None, out: Path, write: bool) -> str:
-    """Try growing learning rates; the picture, and the rate at which the validation loss falls fastest.
+    """Try growing learning rates. Return the picture, and the rate at which the loss falls fastest.
 
-    The loss of a batch of validation samples; without them, of the training batches.
+    The loss is that of a batch of validation samples, or of the training batches if there are none.
     """
     batches = itertools.chain.from_iterable(map(train.epoch, itertools.count()))
     if validation:
@@ -42,7 +42,7 @@ def find_rate(trainer: nn.Trainer, train: nn.Loader, validation: nn.Loader | Non
 
 
 def inspect(trainer: nn.Trainer, data: Data, out: Path) -> str:
-    """Pictures and tables of a trained network into DIR/inspection; returns what they show, in words."""
+    """Write pictures and tables of a trained network into DIR/inspection. Return lines that describe them."""
     out.mkdir(exist_ok=True)
     said = []
     train, test = data.train, data.test
@@ -73,7 +73,7 @@ def inspect(trainer: nn.Trainer, data: Data, out: Path) -> str:
 
 
 def first_weights(trainer: nn.Trainer) -> tuple[str, np.ndarray] | None:
-    """(heading, weights) of the first layer that has any, where these can be looked at: its inputs are pixels."""
+    """Return (heading, weights) of the first layer with weights if its inputs are pixels, else None."""
     shape = trainer.network.in_shape
     if len(shape) != 3:
         return None
@@ -87,7 +87,7 @@ def first_weights(trainer: nn.Trainer) -> tuple[str, np.ndarray] | None:
 
 
 def _classes(trainer: nn.Trainer, data: Data, out: Path) -> list[str]:
-    """What a classifier gets wrong."""
+    """Draw the confusion matrix and the misclassified samples of a classifier."""
     test = data.test
     x, y = test.batch(np.arange(len(test)))
     z = trainer.predict(x)

@@ -1,4 +1,4 @@
-"""What --memory tells: bytes that every rank has allocated and sends, measured, beside what the formulas say.
+"""The report of --memory: bytes that every rank allocates and sends, measured, beside the formulas.
 
 A parameter takes s bytes, its gradient s, and its moments k s (Adam: k = 2). Of Psi parameters each of N ranks keeps,
 by what its strategy shards (Rajbhandari et al. 2020):
@@ -20,13 +20,13 @@ KINDS = ("parameters", "gradients", "moments")
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory; those that ranks share count for each."""
+    """Return the resident bytes of this process; pages that ranks share count for each of them."""
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS:"))
 
 
 class MemoryReport:
-    """Measures one trainer on every rank.
+    """Measure one trainer on every rank.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class MemoryReport:
         return counted
 
     def report(self) -> str:
-        """A table, on rank 0 (collective)."""
+        """Return the table on rank 0 (collective)."""
         trainer = self.trainer
         mine = trainer.memory() | {"resident": resident() - self.before, "formula": trainer.formula()}
         mine["sent"] = self.sent / max(1, self.steps)

@@ -1,6 +1,6 @@
-"""report.html: some runs on one page that needs nothing else; compared, then one after the other.
+"""report.html: one or several runs on a self-contained page; a comparison, then a section for each run.
 
-Pictures are drawn here from what the runs have left, as vectors, and lie in the page; no script, nothing is fetched.
+Pictures are drawn as vectors from the files of the runs, and embedded. The page has no script and fetches nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ code { font-size: .92em; overflow-wrap: anywhere; }
 
 
 def page(runs: Sequence[RunFiles], topics: Mapping[str, Mapping[str, Any]], made_by: str = "") -> str:
-    """The page as text.
+    """Return the page as text.
 
     Parameters
     ----------
@@ -91,22 +91,22 @@ def page(runs: Sequence[RunFiles], topics: Mapping[str, Mapping[str, Any]], made
 
 
 def escaped(value: Any) -> str:
-    """A value as text that HTML takes literally."""
+    """Return a value as text with HTML's characters escaped."""
     return html.escape(str(value))
 
 
 def literal(name: str) -> str:
-    """A name as a label that Matplotlib takes literally: "$" begins no formula, "_" hides it from no legend."""
+    """Return a name as a Matplotlib label, so that "$" starts no formula and a leading "_" hides no legend entry."""
     return " " * name.startswith("_") + name.replace("$", r"\$")
 
 
 def key(i: int) -> str:
-    """The colour of a run."""
+    """Return a square in the colour of a run."""
     return f'<span class="key" style="background:{COLOURS[i % len(COLOURS)]}"></span>'
 
 
 def table_of_results(runs: Sequence[RunFiles]) -> str:
-    """A row a run; of each column the best is bold."""
+    """Return a table with a row for each run; the best value of each column is bold."""
     columns = [c for c in COLUMNS if any(isinstance(c[1](run), (int, float)) for run in runs)]
     head = "".join(f'<th class="number">{escaped(title)}</th>' for title, *_ in columns)
     rows = []
@@ -128,9 +128,9 @@ def table_of_results(runs: Sequence[RunFiles]) -> str:
 
 
 def differences(runs: Sequence[RunFiles], topics: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Options and surroundings in which the runs differ."""
-    places = {"out", "resume"}  # every run has its own
-    options = [name for names in topics.values() for name in names if name not in places]
+    """Return a table of the options and environments in which the runs differ."""
+    directories = {"out", "resume"}  # differ in every run
+    options = [name for names in topics.values() for name in names if name not in directories]
     rows = [(name.replace("_", "-"), [run.config.get(name) for run in runs]) for name in options]
     own = {"command", "started", "ranks"}
     surroundings = dict.fromkeys(name for run in runs for name in run.environment if name not in own)
@@ -148,7 +148,7 @@ def differences(runs: Sequence[RunFiles], topics: Mapping[str, Mapping[str, Any]
 
 
 def shown(value: Any) -> str:
-    """A value of an option, in HTML."""
+    """Format the value of an option as HTML."""
     if value is None or value is False:
         return '<span class="quiet">&ndash;</span>'
     text = ", ".join(map(str, value)) if isinstance(value, list) else "yes" if value is True else str(value)
@@ -156,7 +156,7 @@ def shown(value: Any) -> str:
 
 
 def curves(runs: Sequence[RunFiles]) -> list[str]:
-    """Loss, accuracy and speed over the epochs, all runs in one picture; the chosen epoch is marked."""
+    """Draw loss, accuracy and speed by epoch, all runs in one picture; the chosen epoch is marked."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -198,7 +198,7 @@ def curves(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def of_one(run: RunFiles, topics: Mapping[str, Mapping[str, Any]], heading: str) -> list[str]:
-    """All about one run."""
+    """Return the section of one run."""
     body = [heading] if heading else []
     body += [f'<p class="note">{escaped(problem)}</p>' for problem in run.problems]
     if run.environment.get("command"):
@@ -230,7 +230,7 @@ def _pairs(pairs: Iterable[tuple[str, Any]]) -> str:
 
 
 def breakdown(run: RunFiles) -> list[str]:
-    """Where the time of a step goes: the picture, and shares of all ranks together."""
+    """Return the picture of a step's time, and percentages over all ranks."""
     table = run.breakdown()
     if table is None:
         return []
@@ -242,7 +242,7 @@ def breakdown(run: RunFiles) -> list[str]:
 
 
 def timeline(run: RunFiles) -> list[str]:
-    """What every rank did during some steps of the middle."""
+    """Return the timeline of some steps in the middle of the run."""
     if not run.events:
         return []
     from collectives import draw_timeline
@@ -252,7 +252,7 @@ def timeline(run: RunFiles) -> list[str]:
 
 
 def inspected(run: RunFiles) -> list[str]:
-    """The pictures of --inspect, as they are."""
+    """Return the pictures that --inspect wrote."""
     if not run.pictures:
         return []
     shown = [embedded(read_bytes(path, TABLE), "png", name, name) for name, path in run.pictures.items()]
@@ -260,7 +260,7 @@ def inspected(run: RunFiles) -> list[str]:
 
 
 def picture(figure, alt: str, caption: str = "") -> str:
-    """A figure of matplotlib in the page, as vectors."""
+    """Return a matplotlib figure embedded as SVG."""
     import matplotlib
 
     out = io.BytesIO()
@@ -270,14 +270,14 @@ def picture(figure, alt: str, caption: str = "") -> str:
 
 
 def embedded(content: bytes, kind: str, alt: str, caption: str) -> str:
-    """An image that lies in the page."""
+    """Return an embedded image."""
     data = base64.b64encode(content).decode()
     text = f"<figcaption>{escaped(caption)}</figcaption>" if caption else ""
     return f'<figure><img alt="{escaped(alt)}" src="data:image/{kind};base64,{data}">{text}</figure>'
 
 
 def write_page(text: str, file: Path) -> None:
-    """Write the page; it is there whole or not at all."""
+    """Write the page atomically."""
     from nn.training.checkpoints import write_atomically
 
     file.parent.mkdir(parents=True, exist_ok=True)

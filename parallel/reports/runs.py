@@ -1,4 +1,4 @@
-"""What runs have left in their directories, read for a report: what is missing or broken is said there, not fatal."""
+"""Read run directories for a report. A missing or broken file becomes a note in the report, not an error."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class RunFiles:
     problems: list[str] = field(default_factory=list)
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
-        """(epochs, values) of what the records of epochs hold under that name, where it is a number."""
-        found = [(r.get("epoch"), r.get(key)) for r in self.history]
-        kept = [(e, v) for e, v in found if type(e) is int and isinstance(v, (int, float)) and np.isfinite(v)]
-        return [e for e, _ in kept], [v for _, v in kept]
+        """Return (epochs, values) of the epoch records that hold a finite number under `key`."""
+        pairs = [(r.get("epoch"), r.get(key)) for r in self.history]
+        valid = [(e, v) for e, v in pairs if type(e) is int and isinstance(v, (int, float)) and np.isfinite(v)]
+        return [e for e, _ in valid], [v for _, v in valid]
 
     def breakdown(self) -> np.ndarray | None:
-        """(ranks, parts) seconds a step; None where there are none."""
+        """Return (ranks, parts) seconds per step, or None if the run has no valid breakdown."""
         given = self.result.get("breakdown")
         try:
             table = np.array([given[part] for part in PARTS], float).T
@@ -64,7 +64,7 @@ class RunFiles:
 
 
 def read_run(directory: str | Path) -> RunFiles:
-    """What a run has left.
+    """Read the directory of a run.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def read_run(directory: str | Path) -> RunFiles:
 
 
 def _object(run: RunFiles, name: str, limit: int = TABLE) -> dict[str, Any]:
-    """A JSON file that holds an object; {} and a word about it where it does not."""
+    """Read a JSON file that holds an object; otherwise return {} and add a note to the run's problems."""
     try:
         found = read_json(run.directory / name, limit)
         if isinstance(found, dict):
@@ -101,7 +101,7 @@ def _object(run: RunFiles, name: str, limit: int = TABLE) -> dict[str, Any]:
 
 
 def _lines(run: RunFiles) -> list[dict[str, Any]]:
-    """The records of metrics.jsonl; a last line that was cut off is left out."""
+    """Return the records of metrics.jsonl without an incomplete last line."""
     try:
         text = read_text(run.directory / "metrics.jsonl", TABLE)
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Staleness: how old the parameters were with which an update's gradients were computed, of every update.
+"""Staleness: the age of the parameters with which the gradients of an update were computed.
 
-In metrics.jsonl an epoch of a run with servers that wait for nobody has
+In a run with asynchronous servers each epoch in metrics.jsonl has
 
     "staleness": {"mean": 2.1, "max": 7, "updates": [40, 95, 130, ...]}       so many updates were 0, 1, 2, ... late
 
@@ -17,14 +17,14 @@ from parallel.reports.figures import write_figure
 
 
 class Staleness(Callback):
-    """Put what ranks that train apart have counted into the record of every epoch; before what writes records."""
+    """Add the counts of local-update ranks to the record of every epoch; list it before callbacks that write records."""
 
     def on_epoch(self, training, record):
         record |= training.trainer.counted()
 
 
 def write_staleness(history: list[dict], file: Path) -> None:
-    """Over the epochs the share of updates of each staleness, into a picture; nothing where there was none."""
+    """Draw the fraction of updates of each staleness by epoch into a file; does nothing without updates."""
     counts = [record["staleness"]["updates"] for record in history if "staleness" in record]
     if not counts:
         return

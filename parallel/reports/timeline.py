@@ -1,7 +1,7 @@
 """What every rank did when: read, wait, compute, communicate, update; a Chrome trace and a picture.
 
-Times are of time.perf_counter, which all processes of a host share; those of other hosts are brought to rank 0's clock
-(clock_offsets.py). What ranks do together begins when the last of them is there: until then the others wait, which is
+Times come from time.perf_counter, which all processes of a host share; times of other hosts are converted to rank 0's
+clock (clock_offsets.py). A collective phase starts when the last rank enters it: until then the others wait, which is
 told apart when the events of all ranks are merged, so that watching costs no meeting.
 """
 
@@ -41,7 +41,7 @@ class Timeline:
         self._begin = self._offset()
 
     def add(self, name: str, start: float, end: float, together: bool = False, lane: str = "") -> None:
-        """Something called `name` happened from `start` to `end`, on this thread; all ranks together, perhaps."""
+        """Record an event of this thread; `together` marks a phase that all ranks do collectively."""
         if len(self.events) < MOST:
             thread = threading.current_thread()
             lane = lane or ("" if thread is threading.main_thread() else thread.name)
@@ -49,7 +49,7 @@ class Timeline:
             self.events.append(event)
 
     def timed(self, name: str, together: bool, call: Callable) -> Callable:
-        """`call`, with an event for each time."""
+        """Return `call` wrapped so that each call records an event."""
 
         def timed(*args, **kwargs):
             start = self.clock()
@@ -60,14 +60,14 @@ class Timeline:
         return timed
 
     def watch(self, trainer: RunTrainer) -> None:
-        """Let every step of this trainer leave its events: its phases, as breakdown.py has them."""
+        """Record every step of this trainer, by its phases."""
         for name, method, together in trainer.phases:
             wrap(trainer, method, partial(self.timed, name, together))
         if trainer.pass_:
             trainer.pass_.note = partial(self.add, lane=STAGES)
 
     def merge(self) -> list[dict]:
-        """The events of all ranks by rank 0's clock, waiting told apart (collective); [] on the other ranks."""
+        """Return the events of all ranks on rank 0's clock, with waiting separated (collective); [] on the other ranks."""
         if self.communicator is None:
             return self.events
         from parallel.reports.clock_offsets import to_rank_0
@@ -89,7 +89,7 @@ class Timeline:
 
 
 def told_apart(ranks: list[list[dict]]) -> list[dict]:
-    """All events; those that ranks did together are "wait" until the last rank has come.
+    """Return all events; collective ones are split at the moment the last rank enters, with "wait" before it.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def told_apart(ranks: list[list[dict]]) -> list[dict]:
 
 
 def write_trace(events: list[dict], directory: Path) -> None:
-    """Write what ranks did when in three forms.
+    """Write the events in three forms.
 
     trace.json opens in Perfetto and chrome://tracing, recorded.goal is what LogGOPSim and `read_goal` simulate again,
     timeline.png shows some steps from the middle of the run.
@@ -134,7 +134,7 @@ def write_trace(events: list[dict], directory: Path) -> None:
 
 
 def excerpt(events: list[dict], steps: int = 6) -> list[dict]:
-    """What happened during a few steps in the middle."""
+    """Return the events of a few steps in the middle."""
     first = next((e["name"] for e in events if e["rank"] == 0 and e["name"] not in ("read", "wait")), "")
     starts = sorted(e["start"] for e in events if e["name"] == first and e["rank"] == 0)
     if not starts:
