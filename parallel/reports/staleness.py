@@ -17,7 +17,7 @@ from parallel.reports.figures import write_figure
 
 
 class Staleness(Callback):
-    """Add the counts of local-update ranks to the record of every epoch; list it before callbacks that write records."""
+    """Add the counts of local-update ranks to the record of every epoch, before callbacks that write it."""
 
     def on_epoch(self, training, record):
         record |= training.trainer.counted()

@@ -67,7 +67,7 @@ class Timeline:
             trainer.pass_.note = partial(self.add, lane=STAGES)
 
     def merge(self) -> list[dict]:
-        """Return the events of all ranks on rank 0's clock, with waiting separated (collective); [] on the other ranks."""
+        """Return the events of all ranks on rank 0's clock, with waits separated (collective); [] on others."""
         if self.communicator is None:
             return self.events
         from parallel.reports.clock_offsets import to_rank_0
