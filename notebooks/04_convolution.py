@@ -298,8 +298,9 @@ right.set(title="rounding error in float32", xlabel="outputs along a tile", ysca
 plt.show()
 
 # %% [markdown]
-# Tiles of 4 x 4 outputs are where libraries stop, and so does `nn` (with better points, 0, ±2/3, ±3/2 and infinity, the
-# error is halved). And it pays only with many channels, since the transforms cost, too: `winograd.cost` counts both.
+# Some libraries go on to tiles of 6 x 6 outputs, where the error is larger still. `nn` stops at 4 x 4, with points that
+# halve the error: 0, ±2/3, ±3/2 and infinity. Winograd pays only with many channels, because the transforms cost, too:
+# `winograd.cost` counts both.
 #
 # ## The race
 #

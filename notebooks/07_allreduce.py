@@ -144,8 +144,10 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# No algorithm of messages needs less than the blue line. That is why training libraries use the ring, and where the
-# name of this project comes from. It runs as you have written it:
+# No algorithm of messages sends less than the blue line. The ring is not the only one that reaches it: recursive
+# halving and doubling sends as little, in $2\log_2 p$ rounds instead of $2(p-1)$, where $p$ is a power of two. The ring
+# reaches it for every number of ranks, and needs only links between neighbours. Training libraries use it for these two
+# reasons, and this project has its name from it. It runs as you have written it:
 
 # %%
 # %%mpi -n 4 --with ring

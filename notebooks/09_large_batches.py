@@ -385,7 +385,7 @@ draw_steps(mine, right)
 # $$ u = \frac{\hat m}{\sqrt{\hat v} + \varepsilon} + \beta w , \qquad
 #    w \leftarrow w - \eta \frac{\lVert w\rVert}{\lVert u\rVert} u . $$
 #
-# BERT was trained with it, with a batch of 32,868 in 76 minutes. Written out, beside `nn.LAMB`:
+# BERT was trained with it, with a batch of 32,768 in 76 minutes. Written out, beside `nn.LAMB`:
 
 
 # %%

@@ -98,6 +98,17 @@ checks.right("120 GB become 1.9")
 draw_bytes(np.array(mine, float))
 
 # %% [markdown]
+# The paper's figure shows 120, 31.4, 16.6 and 1.9 GB for the same model, and yours 120, 60.9, 31.4 and 1.9. Both are
+# right. The paper trains in **mixed precision**: a parameter takes 2 bytes, its gradient 2, and the optimizer keeps 12:
+# a copy of the parameter in float32 and the two moments. That is $16\,\Psi$ as well, but stage 1 shards 12 of the 16
+# bytes instead of 8, and so on:
+#
+# | | float32 | mixed precision |
+# |---|---|---|
+# | stage 1 | $8\,\Psi + 8\,\Psi/N$ = 60.9 GB | $4\,\Psi + 12\,\Psi/N$ = 31.4 GB |
+# | stage 2 | $4\,\Psi + 12\,\Psi/N$ = 31.4 GB | $2\,\Psi + 14\,\Psi/N$ = 16.6 GB |
+# | stage 3 | $16\,\Psi/N$ = 1.9 GB | $16\,\Psi/N$ = 1.9 GB |
+#
 # What is the largest model that fits? With 80 GB on every rank, and a quarter of it left for activations:
 
 # %%
