@@ -37,10 +37,9 @@ from collectives.running import plan_moves, plan_reductions
 from collectives.running.buffers import for_library, in_words, incoming
 from collectives.running.custom_schedules import compile_rounds
 from collectives.running.nonblocking import PersistentRequest, Queue
-from collectives.running.plan_cache import PlanCache, fingerprint
+from collectives.running.plan_cache import PlanCache, fingerprint, shortcuts
 from collectives.running.plan_reductions import can_share
 from collectives.running.planner import Planner
-from collectives.running.shortcuts import shortcuts
 
 MARGIN = 10.0  # seconds after the watchdog that memory, and MPI's end, give up: they know less of who waits for whom
 Algorithm = str | Callable | None  # of a call: a name, a generator function (rank, size, count, ...) of rounds, or auto
@@ -104,8 +103,8 @@ class Communicator(MPI.Intracomm):
         let a thread advance nonblocking collectives (nonblocking.py); needs MPI.THREAD_MULTIPLE, mpi4py's default
     watch : float
         seconds after which a call that does not end is reported, with who waits for whom (watchdog.py); 0 for never,
-        by default RINGPROP_WATCH. Ranks that wait in shared memory give up soon after it; after 300 s where none is
-        given. As the program ends, a rank that waits for another one some seconds longer than that is ended by
+        by default RINGPROP_WATCH. Ranks of one node that wait for each other give up soon after it; after 300 s where
+        none is given. As the program ends, a rank that waits for another one some seconds longer than that is ended by
         SIGALRM, and all with it, unless the program has ended MPI itself
     abort : bool
         end all ranks after that report
@@ -135,7 +134,7 @@ class Communicator(MPI.Intracomm):
     | ValueError | with debug=True, on every rank, calls that differ |
     | TypeError, BufferError | datatypes that do not fit each other; a receive buffer that is read-only |
     | ScheduleError | an algorithm of one's own that is wrong: rank, round and step are named |
-    | TimeoutError | ranks that do not come to a barrier in node memory within 300 s, or what `watch` says |
+    | TimeoutError | on one node, ranks that do not come, or send, within 300 s, or what `watch` says |
     | RuntimeError | a message of another call |
     | Aborted | every call after one that has ended early, here or, where that can be known, on another rank |
 
@@ -377,22 +376,24 @@ class Communicator(MPI.Intracomm):
         Each is a schedule that can be checked, priced and drawn, those in shared memory too; only "native" is not.
         `count` is the number of elements of the whole vector. ValueError for an operation or algorithm there is not.
 
-        The second line is the path of a call that is new, from file to file of this package, in reading order.
-        A call that has been seen before goes from communicator.py by running/plan_cache.py to executor/plan.py.
+        The second line is the path of a call that is new, from file to file of this package in reading order; its
+        schedule is compiled in one step. The third is that of a call that has been seen before.
         """
         reason, schedules = self._explanation(operation, count, dtype, op, algorithm)
         build, method = next((build, names[0]) for build, names in PLANNED_BY.items() if names[1] == operation)
-        files, last = [f"communicator.py {method}", file_of(build), "choosing/selection.py"], []
-        if any(schedule is shared for schedule in map(inspect.getmodule, schedules)):
-            files.append("node_memory/plans.py")
-            last = ["node_memory/flags.py", "node_memory/reduction.py"]
-        if schedules:
-            first, *others = map(file_of, schedules)
-            names = [first, *(name.partition(" ")[2] for name in others)]
-            files += [" or ".join(names), "executor/program.py", "executor/plan.py", *last]
-        else:
-            files.append("the MPI library")
-        return f"{reason}\n  {' -> '.join(files)}"
+        path = [f"communicator.py {method}", "running/plan_cache.py", file_of(build), "running/buffers.py"]
+        path.append("choosing/selection.py")
+        if not schedules:
+            return f"{reason}\n  {' -> '.join([*path, 'the MPI library'])}"
+        in_memory = any(schedule is shared for schedule in map(inspect.getmodule, schedules))
+        first, *others = map(file_of, schedules)
+        compiler = [" or ".join([first, *(name.partition(" ")[2] for name in others)])]
+        compiler += ["executor/fusing.py", "executor/program.py"] if in_memory else ["executor/program.py"]
+        path.append("node_memory/plans.py" if in_memory else "running/planner.py")
+        path += [f"compile({', '.join(compiler)})", "executor/plan.py"]
+        calls = "barriers.py, flags.py, reduction.py of node_memory" if in_memory else "requests of the MPI library"
+        again = "again: communicator.py -> running/plan_cache.py -> executor/plan.py"
+        return f"{reason}\n  {' -> '.join(path)}\n  {again}; the calls of a plan: {calls}"
 
     def _explanation(self, operation, count, dtype, op, algorithm) -> tuple[str, list[Callable]]:
         """Return which algorithm a call runs and why, and the schedules that it may be; none for the library's."""
@@ -422,7 +423,7 @@ class Communicator(MPI.Intracomm):
         variants = [
             n for n, e in ALGORITHMS[operation].items() if SHARED_MEMORY in e.needs and (NODES in e.needs) == several
         ]
-        if self._planner.library_for_private(name, asked, operation, call.nbytes):
+        if selection.library_for_private(name, asked, call):
             variants = ["shared_arrays"]
         small = SMALL_PRIVATE_BYTES if operation == "allreduce" else SMALL_BYTES
         if "shared_small" in variants:
@@ -477,7 +478,7 @@ class Communicator(MPI.Intracomm):
         Raises
         ------
         TimeoutError
-            Ranks that do not come to a barrier in shared memory within 300 s, or what `watch` says.
+            On one node, ranks that do not come, or send, within 300 s, or what `watch` says.
         Aborted
             After a call that has ended early.
         """
@@ -538,7 +539,7 @@ class Communicator(MPI.Intracomm):
         self._prepared()
         if self._broken:
             raise Aborted(self._broken)
-        asked = self._planner.asked(PLANNED_BY[build][1], algorithm)
+        asked = self._planner.selection.asked(PLANNED_BY[build][1], algorithm)
         native = asked == "native" or any(map(for_library, buffers))
         plan = NATIVE if native else build(self._planner, *buffers, *more, asked)
         if key is not None:

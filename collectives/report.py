@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from collectives.algorithms import ALGORITHMS
 from collectives.algorithms.registry import COMMUTATIVE, CONSECUTIVE, EQUAL_BLOCKS, Algorithm, Need
-from collectives.checking.definitions import OPERATIONS, prove
+from collectives.checking.definitions import OPERATIONS, prove, total
 from collectives.checking.simulator import Deadlock, ScheduleError, Stats
 from collectives.drawing.diagrams import draw, draw_failure
 from collectives.pricing.lower_bounds import lower_bound
@@ -81,7 +81,7 @@ class Report:
                 only = " (with eager sends it passes)" if sends and isinstance(error, Deadlock) else ""
                 self.mistake, self.error, self.failed = f"{words}{only}: {error}", error, (size, count)
                 return None
-        self.cases.append(Case(size, count, root, stats))
+        self.cases.append(Case(size, total(count, size), root, stats))
         return stats
 
     def __bool__(self):
@@ -215,7 +215,8 @@ def check_algorithm(
     """Check an algorithm as those of the registry are checked: what `check` does, and all that a call may bring.
 
     Blocks that are uneven, empty, apart and out of order, where the operation has blocks; many segments, where the
-    algorithm takes `segment`; nodes of any size, where it takes `nodes`; rank order, if it does not need COMMUTATIVE.
+    algorithm takes `segment`; nodes of any size, where it takes `nodes`; rank order, if it does not need COMMUTATIVE;
+    sums that are made in one round, if its entry says `rounds_once`.
 
     Parameters
     ----------
@@ -247,8 +248,9 @@ def check_algorithm(
     called = rounds
     if OPERATIONS[operation].rooted and "root" not in taken:
         called = lambda *given, root, **more: rounds(*given, **more)
+    once = [{"round_once": True}] if isinstance(algorithm, Algorithm) and algorithm.rounds_once else []
     for size in [size for size in ranks if size <= 9]:
-        for count, options in harder(size, operation, needs, taken):
+        for count, options in [*((2 * size + 1, o) for o in once), *harder(size, operation, needs, taken)]:
             root = size // 2 if "root" in taken else 0
             words = f"{size} ranks, {count} elements, {options}"
             run = partial(prove, operation, called, size, count, root, ordered=ordered, **options)

@@ -78,7 +78,8 @@ class Algorithm(NamedTuple):
     needs : frozenset of Need
     pipelined : whether x is cut into segments: the function takes `segment`, their greatest length in elements
     rounds_once : whether all operands of an element are added in one round, so that float16 is rounded only once: what
-        is chosen for it. Others that are asked for round after every round in which they add
+        is chosen for it (`check_algorithm` sees whether that is so). Others that are asked for round after every round
+        in which they add
     """
 
     name: str
@@ -95,7 +96,21 @@ class Algorithm(NamedTuple):
 
 
 RESERVED = "auto", "schedule", "messages", "native"  # what a call may ask for beside the names of algorithms
-ALGORITHMS: dict[str, dict[str, Algorithm]] = {}
+# operation -> what each of its schedules is given beside rank, size and count or blocks (a barrier has none)
+OPERATIONS: dict[str, tuple[str, ...]] = {
+    "allgather": (),
+    "allreduce": (),
+    "alltoall": ("into",),
+    "barrier": (),
+    "broadcast": ("root",),
+    "exscan": (),
+    "gather": ("root",),
+    "reduce": ("root",),
+    "reduce_scatter": (),
+    "scan": (),
+    "scatter": ("root",),
+}
+ALGORITHMS: dict[str, dict[str, Algorithm]] = {operation: {} for operation in OPERATIONS}
 
 
 def algorithm(
@@ -106,8 +121,17 @@ def algorithm(
     needs: Iterable[Need] = (),
     rounds_once: bool = False,
 ):
-    """Decorate a generator function of rounds: enter it in the registry under its own name, or the one given."""
+    """Decorate a generator function of rounds: enter it in the registry under its own name, or the one given.
 
+    Raises
+    ------
+    ValueError
+        An operation that there is not; a name that is taken.
+    TypeError
+        Needs that are none; a function without a parameter that every call gives it, or that its needs name.
+    """
+    if operation not in OPERATIONS:
+        raise ValueError(f"no operation {operation!r}: expected one of {', '.join(OPERATIONS)}")
     needs = frozenset((needs,) if isinstance(needs, str | Need) else needs)
     if wrong := [need for need in needs if not isinstance(need, Need)]:
         raise TypeError(f"needs: expected values of Need, such as {{Need.COMMUTATIVE}}, not {wrong[0]!r}")
@@ -116,10 +140,16 @@ def algorithm(
         name = name or rounds.__name__
         if name in RESERVED:
             raise ValueError(f"{operation}: the name {name!r} is taken by what a table stands for; choose another")
-        entries = ALGORITHMS.setdefault(operation, {})
+        entries, parameters = ALGORITHMS[operation], signature(rounds).parameters
         if name in entries:
             raise ValueError(f"{operation} already has an algorithm {name!r}; choose another name")
-        pipelined = "segment" in signature(rounds).parameters
+        needed = *OPERATIONS[operation], *(word for need, word in ((NODES, "nodes"), (DIMS, "dims")) if need in needs)
+        if missing := [word for word in needed if word not in parameters]:
+            raise TypeError(
+                f"{operation}, {name}: expected a parameter {missing[0]!r}, which its calls give it, beside "
+                f"{', '.join(parameters)}: add it to the function"
+            )
+        pipelined = "segment" in parameters
         entries[name] = Algorithm(name, rounds, cost, needs, pipelined, rounds_once)
         return rounds
 

@@ -133,11 +133,12 @@ def prove(
     ordered=True,
     synchronous=True,
     compute: Callable | None = None,
+    round_once: bool = False,
     **options,
 ) -> Stats:
     """Run one case of `rounds(rank, size, count, ...)` and compare with the definition of the operation.
 
-    `compute` is what carries out a Compute, as `simulate` takes it.
+    `compute` is what carries out a Compute, `round_once` refuses sums of sums, as `simulate` takes them.
 
     Raises
     ------
@@ -151,7 +152,7 @@ def prove(
         options["root"] = root
     buffers = [define.before(r, size, count, root) for r in range(size)]
     most = most_rounds(size, total(count, size))
-    stats = simulate(lambda r: rounds(r, size, count, **options), buffers, synchronous, most, compute)
+    stats = simulate(lambda r: rounds(r, size, count, **options), buffers, synchronous, most, compute, round_once)
     compare(define, buffers, stats, size, count, root, ordered)
     return stats
 

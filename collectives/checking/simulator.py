@@ -208,6 +208,7 @@ def simulate(
     synchronous: bool = True,
     most: int = MOST_ROUNDS,
     compute: Callable[[int, Compute, list[list]], list[list]] | None = None,
+    round_once: bool = False,
 ) -> Stats:
     """Run program(rank) for every rank; `buffers` is changed in place.
 
@@ -221,13 +222,14 @@ def simulate(
         many for each rank; and steps of a round
     compute : callable (rank, step, values of its reads) -> values of its writes
         without it every element that a Compute writes is the one operand (its name, its place)
+    round_once : refuse to add what is a sum already, as float16 would then be rounded a second time
 
     Raises
     ------
     RuleBroken, Race, LengthMismatch, UnreceivedMessages, Deadlock
         with rank, round (from 0) and steps
     """
-    return Simulation(program, buffers, synchronous, compute or named).run(most)
+    return Simulation(program, buffers, synchronous, compute or named, round_once).run(most)
 
 
 def named(rank: int, step: Compute, values: list[list]) -> list[list]:
@@ -238,9 +240,9 @@ def named(rank: int, step: Compute, values: list[list]) -> list[list]:
 class Simulation:
     """All ranks, the messages on the wires between them, and what was done to every buffer."""
 
-    def __init__(self, program, buffers, synchronous, compute):
+    def __init__(self, program, buffers, synchronous, compute, round_once):
         size = len(buffers)
-        self.synchronous, self.compute = synchronous, compute
+        self.synchronous, self.compute, self.round_once = synchronous, compute, round_once
         self.ranks = [
             Rank(r, rounds_of(r, program(r)), held, set(held), [0 if q == r else -1 for q in range(size)])
             for r, held in enumerate(buffers)
@@ -349,6 +351,8 @@ class Simulation:
             rank.arrived[i] if i in rank.arrived else [self.values_of(place) for place in sources]
             for i, (sources, _) in enumerate(rank.places)
         ]
+        if self.round_once:
+            self.refuse_sums_of_sums(rank, got)
         for i, (s, (_, places)) in enumerate(zip(rank.steps, rank.places, strict=True)):
             values = self.compute(rank.number, s, got[i]) if isinstance(s, Compute) else got[i]
             for place, value in zip(places, values, strict=bool(places)):
@@ -361,6 +365,15 @@ class Simulation:
         rank.clock[rank.number] = rank.round + 1
         rank.depth += 1
         rank.steps, rank.unsent = None, []
+
+    def refuse_sums_of_sums(self, rank, got):
+        """Refuse a round that adds what is a sum, or adds to what was one before it."""
+        for s, values, (_, places) in zip(rank.steps, got, rank.places, strict=True):
+            if adds(s) and any(len(x) > 1 for x in [*values[0], *self.values_of(places[0])]):
+                raise RuleBroken(
+                    f"rank {rank.number}, round {rank.round}: {s} adds up a sum of an earlier round: where float16 is "
+                    f"to be rounded once, all operands of an element are added in one round"
+                )
 
     def values_of(self, place: Slice) -> list:
         """Return the elements of a slice now."""

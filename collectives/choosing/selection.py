@@ -168,6 +168,9 @@ class Selection:
         self.size, self.memory = len(nodes), memory
         self.file = tuned_file(self.place, library)
         self.refused = ""  # why the ranks may have no shared memory, where that was found
+        self.make_window: Callable[[], bool] | None = (
+            None  # makes it, and says whether all have it; None once it is there
+        )
         self.arrays = False  # whether the ranks were ever given arrays in shared memory: alike on all
         self.measured = load(self.file) if self.file else {}
         places = [self.place, "network"]
@@ -195,9 +198,21 @@ class Selection:
         limit, name, _ = self.rows[operation][0]
         return min(limit, COUNTED) if name == "native" else -1
 
-    def choose(self, asked: str, call: Call) -> str:
-        """The algorithm that runs where `asked` is asked for."""
-        return self.reason(asked, call)[0]
+    def choose(self, asked: str | Callable, call: Call) -> str | Callable:
+        """The algorithm that runs where `asked` is asked for; a function of the caller's stands for itself.
+
+        Collective when node memory is chosen for the first time: `make_window` then makes it.
+        """
+        if callable(asked):
+            return asked
+        name = self.reason(asked, call)[0]
+        if name in NODE_MEMORY and self.make_window is not None and not self.make_window():
+            name = self.reason(asked, call)[0]
+        return name
+
+    def library_for_private(self, name: str, asked: str, call: Call) -> bool:
+        """Whether a call for which `shared_arrays` was chosen is the library's where its arrays are private."""
+        return name == "shared_arrays" and self.choose(asked, call._replace(private=True)) == "native"
 
     def reason(self, asked: str, call: Call) -> tuple[str, str]:
         """(algorithm, why): the first that is for this length and whose needs the call meets."""

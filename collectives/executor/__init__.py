@@ -4,6 +4,5 @@
 |---|---|
 | program.py | `Program`: a rank's rounds as a list of instructions, without memory |
 | fusing.py | a pass of the compiler: between two barriers each slice is written once |
-| plan.py | `Plan`: a program bound to memory, the one executor |
-| memory.py | memory as bytes and as arrays |
+| plan.py | `Plan`: a program bound to memory, the one executor; memory as bytes and as arrays |
 """

@@ -11,11 +11,11 @@ buffers lie at those addresses: they are part of the key in the cache (running/p
 from collections.abc import Callable, Iterable
 from functools import partial
 
+import numpy as np
 from mpi4py import MPI
 
 from collectives.executor.fusing import SumInto
-from collectives.executor.memory import allocate, copying, memory_of
-from collectives.executor.program import LANDING, Program, Start, Wait
+from collectives.executor.program import LANDING, Program, Start, Transfer, Wait
 from collectives.steps import SLOTS, Barrier, Compute, Copy, Reduce, Slice, reads, writes
 
 REQUEST = 2 << 10  # bytes that a persistent request takes, here and in the MPI library (measured, Open MPI)
@@ -56,7 +56,7 @@ class Plan:
     slots : what counts the epochs of double-buffered slots (`epoch`), for a program that uses them
     agree : called in place of the first barrier: it compares what all ranks call, and raises Disagreement
     split_barrier : function (Barrier, whether it is the first) -> the same, with Start, Test and Wait, in flight
-    wait_long : called with the Test of a request that has not come soon, and returns when it has; by default MPI waits
+    wait_long : called with a request that has not come soon and its Transfer, returns when it has; by default MPI waits
     owners : weak references to what this plan's shared memory belongs to
     """
 
@@ -84,7 +84,7 @@ class Plan:
         slots=None,
         agree: Callable | None = None,
         split_barrier: Callable | None = None,
-        wait_long: Callable[[Callable[[], bool]], None] | None = None,
+        wait_long: Callable[[MPI.Prequest, Transfer], None] | None = None,
         owners: Iterable[Callable] = (),
     ):
         own = {name: allocate(n * extent) for name, n in program.lengths.items() if name not in buffers}
@@ -131,7 +131,8 @@ class Plan:
                 calls.append(self.requests[s.transfer].Start)
             elif kind is Wait:
                 request = waits[len(calls)] = self.requests[s.transfer]
-                calls.append(partial(waited, request.Test, self.wait_long) if self.wait_long else request.Wait)
+                transfer = self.program.transfers[s.transfer]
+                calls.append(partial(waited, request, self.wait_long, transfer) if self.wait_long else request.Wait)
             elif kind is Reduce:
                 calls += self.reduction(s)
             elif kind is Copy:
@@ -224,12 +225,36 @@ class Plan:
         self.requests, self.receives, self.variants, self.calls, self.waits = [], [], [], [], {}
 
 
-def waited(test: Callable[[], bool], wait_long: Callable[[Callable[[], bool]], None]) -> None:
+def waited(request: MPI.Prequest, wait_long: Callable[[MPI.Prequest, Transfer], None], transfer: Transfer) -> None:
     """Wait for a request: at most a twentieth longer than MPI's own Wait, which nothing ends (measured, 4 bytes)."""
+    test = request.Test
     for _ in range(LOOKS):
         if test():
             return
-    wait_long(test)
+    wait_long(request, transfer)
+
+
+# ------------------------------------------------------------------------------------- memory, as bytes and as arrays
+
+
+def allocate(nbytes: int) -> MPI.buffer:
+    """Return new memory."""
+    return MPI.buffer.frombuffer(np.empty(nbytes, np.uint8))
+
+
+def array(memory: MPI.buffer, dtype=np.uint8) -> np.ndarray:
+    """Return memory as an array."""
+    return np.frombuffer(memory, dtype) if memory.nbytes else np.empty(0, dtype)
+
+
+def copying(target: MPI.buffer, source: MPI.buffer) -> Callable[[], None]:
+    """Return the call target[:] = source."""
+    return partial(target.__setitem__, slice(None), source)
+
+
+def memory_of(kept: Iterable) -> int:
+    """Return the bytes of memory among what a plan keeps alive."""
+    return sum(getattr(m, "nbytes", 0) for m in kept)
 
 
 NATIVE = Plan(Program(()), None, {})  # stands where a plan would: the call belongs to the MPI library

@@ -4,7 +4,8 @@
 |---|---|
 | window.py | `SharedWindow`: arrays that all ranks of a node see, and slots |
 | files.py | the anonymous files that they lie in |
-| flags.py | barriers, published numbers and claims of work |
+| flags.py | flags that ranks show each other: barriers, published numbers, claims of work |
 | plans.py | schedules of algorithms/shared.py, bound to arrays |
+| barriers.py | the barriers of such plans; at the first one ranks must agree |
 | reduction.py | sums of arrays side by side, as NumPy makes them |
 """

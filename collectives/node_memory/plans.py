@@ -4,24 +4,25 @@ What they do is written in algorithms/shared.py, as schedules that are checked, 
 schedule is compiled (executor/program.py) and bound to memory (executor/plan.py): the arrays, those of other ranks and
 slots.
 
-At the first barrier of a call every rank shows a signature of operation, count, dtype and place: either all ranks give
-the same part of a shared array, or none does. Differences are refused on every rank, before any data moves.
+At the first barrier of a call (barriers.py) every rank shows a signature of operation, count, dtype and place: either
+all ranks give the same part of a shared array, or none does.
 """
 
-from collections.abc import Callable
+import weakref
 from functools import lru_cache, partial
 from inspect import signature
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import shared
-from collectives.executor.plan import Disagreement, Plan
+from collectives.executor.plan import Plan
 from collectives.executor.program import Program
-from collectives.node_memory.flags import UNSIGNED, signature_of
+from collectives.node_memory.barriers import barrier_of, first_barrier, split_barrier_of
 from collectives.node_memory.reduction import operation, sum_into
-from collectives.steps import SLOTS, Barrier, chunk
+from collectives.steps import SLOTS, chunk
 
 SLOT_BYTES = 1 << 19  # bytes of each of a rank's two slots: a segment
 SMALL_BYTES = 1 << 13  # bytes of a vector that every rank sums itself
@@ -119,6 +120,27 @@ def barrier(window) -> Plan:
     return bind(window, "barrier()", shared.barrier, None, {})
 
 
+class Peers(NamedTuple):
+    """Every rank's part of a shared array, all at one offset."""
+
+    place: tuple[int, int]  # number of the array, offset in bytes
+    parts: list[np.ndarray]
+    owner: weakref.ref  # dead when nothing but plans can refer to the array on this rank
+
+
+def peers(window, x: np.ndarray) -> Peers | None:
+    """Return where in shared memory x is, and the same part of every rank's memory; None if x is not shared."""
+    if window.size == 1:
+        return Peers((0, 0), [x], weakref.ref(window))
+    address = x.ctypes.data
+    for number, array in list(window._arrays.items()):
+        at = address - array.address
+        if at >= 0 and at + x.nbytes <= array.nbytes:
+            parts = [row[at : at + x.nbytes].view(x.dtype) for row in array.memory]
+            return Peers((number, at), parts, array.owner)
+    return None
+
+
 def one_of(window, what, pair, named, count, given, op=None, private=None, around=None, **options):
     """Plan one of two schedules: through slots, or the second where the arrays that others name are shared.
 
@@ -182,95 +204,6 @@ def bind(window, what, schedule, count, given, op=None, peers=None, around=None,
         owners=[place.owner for place in peers.values()],
         on_abort=partial(window.abort, what),
         **around,
-    )
-
-
-def barrier_of(window, what: str, ranks, step: Barrier) -> Callable[[], object]:
-    """Return the call that waits until the ranks of a Barrier have come."""
-    if step.ranks is None or len(step.ranks) == window.size:
-        return partial(window.flags.barrier, what)
-    return partial(window.flags.subset_barrier, [ranks.index(rank) for rank in step.ranks], what)
-
-
-def split_barrier_of(window, what: str, ranks, step: Barrier):
-    """Return the same in two calls, for a plan in flight."""
-    if step.ranks is None or len(step.ranks) == window.size:
-        return SplitBarrier(window, what)
-    return SplitSubsetBarrier(window.flags, what, [ranks.index(rank) for rank in step.ranks])
-
-
-class SplitSubsetBarrier:
-    """A barrier of some ranks of a window: Start says that this one has come; Test and Wait are for the others."""
-
-    def __init__(self, flags, what: str, ranks: list[int]):
-        self.flags, self.what, self.ranks = flags, what, ranks
-        self.counts: dict[int, int] = {}
-
-    def Start(self):
-        self.counts = self.flags.arrive_at_subset(self.ranks)
-
-    def Test(self) -> bool:
-        return self.flags.subset_arrived(self.counts)
-
-    def Wait(self):
-        self.flags.wait_for_subset(self.counts, self.what)
-
-
-class SplitBarrier:
-    """A barrier of all ranks of a window in two calls, so that a plan in flight need not wait in it.
-
-    Start says that this rank has come; Test looks whether all have, Wait waits for that. For the first barrier of a
-    plan there is a signature that all must show (`marks`), and `agree` is called with whether they do.
-    """
-
-    def __init__(self, window, what: str, marks=UNSIGNED, agree: Callable[[bool], None] | None = None):
-        self.flags, self.what, self.marks, self.agree = window.flags, what, marks, agree
-        self.shown: tuple[int, int] = (0, 0)
-
-    def Start(self):
-        self.shown = self.flags.arrive(self.marks)
-
-    def Test(self) -> bool:
-        same = self.flags.arrived(*self.shown)
-        if same is not None and self.agree is not None:
-            self.agree(same)
-        return same is not None
-
-    def Wait(self):
-        same = self.flags.wait_for_all(*self.shown, self.what)
-        if self.agree is not None:
-            self.agree(same)
-
-
-def first_barrier(window, what: str, places: list, epochs: int) -> tuple[Callable[[], None], Callable]:
-    """Return the call that waits for all ranks of the window, and what makes the same as a SplitBarrier.
-
-    It raises Disagreement on every rank where the signatures of the ranks differ.
-    """
-    marks, signed_barrier = signature_of(f"{what} at {places}"), window.flags.signed_barrier
-
-    def agree(same=None):
-        same = signed_barrier(marks, what) if same is None else same
-        window.epoch += epochs if same else 1  # others may have put something into slots
-        if not same:
-            raise disagreement(window, what, places)
-
-    return agree, partial(SplitBarrier, window, what, marks, agree)
-
-
-def disagreement(window, what: str, places: list) -> Disagreement:
-    """Return what two ranks call that came to the first barrier with different signatures (collective)."""
-    calls = window.comm.allgather((what, places))
-    rank = next(rank for rank, call in enumerate(calls) if call != calls[0])
-    (first, first_places), (other, other_places) = calls[0], calls[rank]
-    if first != other:
-        return Disagreement(f"ranks disagree: rank 0 calls {first}, rank {rank} calls {other}")
-    one, another = ("the same part of a shared array" if p else "a private array" for p in (first_places, other_places))
-    if first_places and other_places:
-        one, another = (f"shared array {p[0][0]} from byte {p[0][1]} on" for p in (first_places, other_places))
-    return Disagreement(
-        f"{first}: rank 0 gives {one}, rank {rank} {another}; give the same part of an array from empty() on all "
-        f"ranks, or private arrays on all"
     )
 
 

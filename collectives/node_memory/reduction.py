@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from mpi4py import MPI
 
-from collectives.executor.memory import array
+from collectives.executor.plan import array
 
 BLOCK = 1 << 17  # bytes that are reduced at a time: the operands' blocks stay in the second-level cache
 PAIR = 1 << 19  # the same for two operands, which are read only once

@@ -55,14 +55,6 @@ class Array(NamedTuple):
     owner: weakref.ref  # to what the caller's views keep alive, and plans do not
 
 
-class Peers(NamedTuple):
-    """Every rank's part of a shared array, all at one offset."""
-
-    place: tuple[int, int]  # number of the array, offset in bytes
-    parts: list[np.ndarray]
-    owner: weakref.ref  # dead when nothing but plans can refer to the array on this rank
-
-
 class SharedWindow:
     """Shared memory of the ranks of one node, and collectives on it.
 
@@ -93,8 +85,8 @@ class SharedWindow:
         On all ranks, where any of them may have no shared memory.
     """
 
+    peers, barrier, broadcast, allgather = plans.peers, plans.barrier, plans.broadcast, plans.allgather
     allreduce, reduce, reduce_scatter = plans.allreduce, plans.reduce, plans.reduce_scatter
-    allgather, broadcast, barrier = plans.allgather, plans.broadcast, plans.barrier
 
     def __init__(self, comm: MPI.Intracomm, limit: float = 300.0, calls: Calls | None = None):
         self.on_abort = lambda error, place: None
@@ -176,18 +168,6 @@ class SharedWindow:
         self.flags.free()
         self._arrays, self.slots = {}, []
         unregister(self.comm).Free()
-
-    def peers(self, x: np.ndarray) -> Peers | None:
-        """Where in shared memory x is, and the same part of every rank's memory; None if x is not shared."""
-        if self.size == 1:
-            return Peers((0, 0), [x], weakref.ref(self))
-        address = x.ctypes.data
-        for number, array in list(self._arrays.items()):
-            at = address - array.address
-            if at >= 0 and at + x.nbytes <= array.nbytes:
-                parts = [row[at : at + x.nbytes].view(x.dtype) for row in array.memory]
-                return Peers((number, at), parts, array.owner)
-        return None
 
     def _map(self, nbytes: int) -> np.ndarray:
         """New memory for every rank, one row each of at least so many bytes: a file that all map, of whole pages."""

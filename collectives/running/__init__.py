@@ -2,8 +2,7 @@
 
 | file | holds |
 |---|---|
-| shortcuts.py | what short calls take instead |
-| plan_cache.py | plans that are kept, and their keys |
+| plan_cache.py | plans that are kept, and their keys; what short calls take instead |
 | plan_moves.py, plan_reductions.py | the arguments of collectives that move, and that reduce |
 | buffers.py | what mpi4py takes as a buffer |
 | planner.py | which algorithm, its program, its memory |

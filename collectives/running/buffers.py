@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from collectives.executor.memory import allocate, array, copying
+from collectives.executor.plan import allocate, array, copying
 
 
 class Elements(NamedTuple):

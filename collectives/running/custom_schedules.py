@@ -128,7 +128,7 @@ def check_schedule(planner, rounds, program, given, computations) -> None:
 
 def memory_for(planner, lengths, arrays, message) -> dict[str, dict[int, MPI.buffer]]:
     """Memory for what ranks name of each other's buffers: the arrays themselves where all ranks see those."""
-    if planner._window is None and not planner.shares():
+    if planner.made_window is None and not planner.shares():
         raise OSError(f"compile: the schedule is for shared memory, and there is none: {planner.selection.refused}")
     found = {name: x is not None and planner.window.peers(np.asarray(x)) for name, x in arrays.items()}
     places = planner.comm.allgather({name: peers and peers.place for name, peers in found.items()})

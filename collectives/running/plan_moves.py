@@ -11,9 +11,8 @@ from mpi4py import MPI
 
 from collectives.algorithms import ALGORITHMS
 from collectives.algorithms.registry import CONSECUTIVE
-from collectives.choosing.selection import NODE_MEMORY
-from collectives.executor.memory import allocate, array, copying
-from collectives.executor.plan import NATIVE
+from collectives.choosing.selection import NODE_MEMORY, Call
+from collectives.executor.plan import NATIVE, allocate, array, copying
 from collectives.running.buffers import (
     Bytes,
     as_bytes,
@@ -28,7 +27,7 @@ from collectives.running.buffers import (
 
 
 def barrier(planner, asked):
-    name = planner.choose(asked, "barrier", 0)
+    name = planner.selection.choose(asked, Call("barrier", 0))
     if name == "native":
         return NATIVE
     if name in NODE_MEMORY:
@@ -40,12 +39,13 @@ def broadcast(planner, buf, root, asked):
     planner.check_root(root)
     message = outgoing(buf) if planner.rank == root else incoming(buf)
     x = whole(message)
-    name = planner.choose(asked, "broadcast", x.nbytes)
+    call = Call("broadcast", x.nbytes)
+    name = planner.selection.choose(asked, call)
     if name == "native":
         return NATIVE
     if name in NODE_MEMORY:
         private = None
-        if planner.library_for_private(name, asked, "broadcast", x.nbytes):
+        if planner.selection.library_for_private(name, asked, call):
             private = partial(planner.comm.Bcast, [x, MPI.BYTE], root)
         return planner.window.broadcast(array(x), root, private, keep=(message.datatype,))
     program = planner.program("broadcast", name, x.nbytes, root=root)
@@ -82,7 +82,7 @@ def rooted(planner, operation, all_blocks, own_block, root, asked, vector):
             own = all_.block(root)
         check_lengths(planner, operation, all_.block(root).nbytes, own.nbytes)
     length = own.nbytes
-    name = planner.choose(asked, operation, length * planner.size, vector=vector)
+    name = planner.selection.choose(asked, Call(operation, length * planner.size, vector))
     if name == "native":
         return NATIVE
     if planner.rank == root:
@@ -118,7 +118,8 @@ def allgather(planner, sendbuf, recvbuf, asked, vector=False):
     recv = incoming(recvbuf, planner.size, vector)
     slices = slices_of(recv, planner.size)
     nbytes = sum(hi - lo for lo, hi in slices) * recv.itemsize
-    name = planner.choose(asked, "allgather", nbytes, vector=vector)
+    call = Call("allgather", nbytes, vector)
+    name = planner.selection.choose(asked, call)
     if name == "native":
         return NATIVE
     given = as_bytes(recv, slices)
@@ -132,7 +133,7 @@ def allgather(planner, sendbuf, recvbuf, asked, vector=False):
         keep = (*keep, send.datatype)
     if name in NODE_MEMORY:
         lengths, private = [hi - lo for lo, hi in x.blocks], None
-        if planner.library_for_private(name, asked, "allgather", nbytes):  # all blocks have one length
+        if planner.selection.library_for_private(name, asked, call):  # all blocks have one length
             private = partial(planner.comm.Allgather, MPI.IN_PLACE, [x.memory, lengths[0], MPI.BYTE])
         around = {"before": before, "after": after, "keep": keep}
         return planner.window.allgather(None, array(x.memory), lengths, private, **around)
@@ -151,7 +152,7 @@ def alltoall(planner, sendbuf, recvbuf, asked, vector=False):
     recv = incoming(recvbuf, planner.size, vector)
     y = as_bytes(recv, slices_of(recv, planner.size))
     nbytes = sum(hi - lo for lo, hi in y.blocks)
-    name = planner.choose(asked, "alltoall", nbytes, vector=vector)
+    name = planner.selection.choose(asked, Call("alltoall", nbytes, vector))
     if name == "native":
         return NATIVE
     if is_in_place(sendbuf):

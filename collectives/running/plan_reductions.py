@@ -12,9 +12,8 @@ from mpi4py import MPI
 
 from collectives.algorithms import shared
 from collectives.algorithms.registry import SEGMENT_BYTES
-from collectives.choosing.selection import NODE_MEMORY
-from collectives.executor.memory import allocate, copying
-from collectives.executor.plan import NATIVE
+from collectives.choosing.selection import NODE_MEMORY, Call
+from collectives.executor.plan import NATIVE, allocate, copying
 from collectives.failures.watchdog import describe
 from collectives.node_memory.plans import one_of
 from collectives.node_memory.reduction import UFUNCS, libraries_differ
@@ -48,8 +47,7 @@ def choice(planner, operation, asked, message, count, op):
         raise TypeError("float16 has SUM, PROD, MAX and MIN; for another operation convert to float32")
     if not message.float16:
         refuse_undefined(op, message.datatype)
-    return planner.choose(
-        asked,
+    call = Call(
         operation,
         count * message.itemsize,
         ordered=ordered(op),
@@ -57,6 +55,7 @@ def choice(planner, operation, asked, message, count, op):
         float16=message.float16,
         numpy=libraries_differ(op, message.elements.dtype),
     )
+    return planner.selection.choose(asked, call)
 
 
 def refuse_undefined(op, datatype):

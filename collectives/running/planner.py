@@ -7,7 +7,7 @@ binds it (plan.py). Schedules that a caller wrote come by way of custom_schedule
 
 import os
 import time
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import accumulate
 
 import numpy as np
@@ -15,13 +15,13 @@ from mpi4py import MPI
 
 from collectives.algorithms import ALGORITHMS
 from collectives.algorithms.registry import NODES, SEGMENT_BYTES
-from collectives.choosing.selection import AUTOMATIC, NODE_MEMORY, Call, Selection
-from collectives.executor.memory import array, copying
-from collectives.executor.plan import Plan
-from collectives.executor.program import Program, Programs
+from collectives.choosing.selection import AUTOMATIC, NODE_MEMORY, Selection
+from collectives.executor.plan import Plan, array, copying
+from collectives.executor.program import Program, Programs, Transfer
 from collectives.failures.awake import Awake
 from collectives.failures.revocation import register, unregister
-from collectives.node_memory.plans import LINE_BYTES, barrier_of, split_barrier_of
+from collectives.node_memory.barriers import barrier_of, split_barrier_of
+from collectives.node_memory.plans import LINE_BYTES
 from collectives.node_memory.reduction import by_numpy, libraries_differ, sum_into
 from collectives.node_memory.window import SharedWindow
 from collectives.progress import advance_all, in_flight
@@ -63,27 +63,40 @@ class Planner:
         self.programs = Programs()
         self.scratch, self.scratch_bytes = {}, 0  # for what ranks name of each other's in the caller's algorithms
         self.forget_scratch = lambda: None  # called when plans on `scratch` must go
-        self._window = None
-        self.limit = 300.0  # seconds that ranks wait for each other in shared memory
+        self.selection.make_window = self.shares
+        self.limit = 300.0  # seconds that ranks wait for each other
         self.may_wait = True  # for other ranks while it plans: not for a nonblocking call
         self.on_abort = lambda error, place: None  # called with what aborts a plan
 
-    @property
-    def window(self):
+    @cached_property
+    def window(self) -> SharedWindow:
         """The memory that the ranks of a node share, made when first asked for (collective)."""
-        if self._window is None:
-            self._window = SharedWindow(self.node, self.limit)
-            self._window.on_abort = self.on_abort
-        return self._window
+        window = SharedWindow(self.node, self.limit)
+        window.on_abort, self.selection.make_window = self.on_abort, None
+        return window
+
+    @property
+    def made_window(self) -> SharedWindow | None:
+        """The same, where it is made."""
+        return vars(self).get("window")
 
     def abort(self, cause: str) -> None:
         """Tell the other ranks of the node, if memory is shared with them, that this one has ended a call early."""
-        if self._window is not None:
-            self._window.flags.abort(cause)
+        if self.made_window is not None:
+            self.window.flags.abort(cause)
 
-    def wait_long(self, test) -> None:
-        """Wait until a message has come or gone; raise Aborted if another rank has ended a call early meanwhile."""
-        clock, rounds = Awake(), 0
+    def wait_long(self, request: MPI.Prequest, transfer: Transfer) -> None:
+        """Wait until a message has come or gone.
+
+        Raises
+        ------
+        Aborted
+            Another rank has ended a call early meanwhile.
+        TimeoutError
+            On one node, after `limit` seconds. Ranks on several only say then for whom they wait: what has become of
+            another node is for whoever started the job to find out.
+        """
+        clock, rounds, test = Awake(), 0, request.Test
         while not test():
             os.sched_yield()
             rounds += 1
@@ -91,13 +104,24 @@ class Planner:
                 self.refuse_aborted()
                 if in_flight:
                     advance_all()
-                if clock.now() > 0.05:
+                waited = clock.now()
+                if waited > 0.05:
                     time.sleep(50e-6)
+                if waited > self.limit:
+                    what = "to send to" if transfer.sends else "for a message of"
+                    late = (
+                        f"rank {self.rank} has waited {self.limit:g} s {what} rank {transfer.peer}: has it ended, is "
+                        f"it in another call, or, with a buffer that only the MPI library takes, in the library's own? "
+                        f"Communicator(watch=60) says where all ranks are"
+                    )
+                    if self.selection.place == "node":
+                        raise TimeoutError(late)
+                    warn_once(late)
 
     def refuse_aborted(self) -> None:
         """Raise Aborted if another rank of the node has ended a call early; without a window nobody can see it."""
-        if self._window is not None:
-            self._window.flags.refuse_aborted()
+        if self.made_window is not None:
+            self.window.flags.refuse_aborted()
 
     def shares(self) -> bool:
         """Whether all ranks have the memory that they share; where one is refused it, none uses it (collective)."""
@@ -108,9 +132,9 @@ class Planner:
             problem = error.strerror
         problem = next(filter(None, self.comm.allgather(problem)), "")
         if problem:
-            if self._window is not None:  # another node's ranks are refused it
-                self._window.free()
-                self._window = None
+            if self.made_window is not None:  # another node's ranks are refused it
+                self.window.free()
+                del self.window
             self.selection.refused = problem
             if self.rank == 0:
                 warn_once(f"{problem}: collectives of {self.size} ranks send messages instead")
@@ -119,8 +143,8 @@ class Planner:
     def free(self, aborted: bool):
         """Free all; but where a call was `aborted`, its messages may still come, and another communicator must not get
         the mark by which the library tells them apart: the duplicate stays."""
-        if self._window is not None:
-            self._window.free()
+        if self.made_window is not None:
+            self.window.free()
         unregister(self.node).Free()
         unregister(self.comm)
         if not aborted:
@@ -128,32 +152,15 @@ class Planner:
 
     # ---------------------------------------------------------------------------------- which algorithm, as a program
 
-    def asked(self, operation, algorithm):
-        return self.selection.asked(operation, algorithm)
-
     def asked_in_flight(self, operation, algorithm):
         """What a nonblocking or persistent call asks for: schedules of ours, as the library would not advance its own.
 
         Without a window they send messages, as to make one is to wait for other ranks.
         """
-        asked = self.asked(operation, algorithm)
-        if not callable(asked) and self._window is None and not self.may_wait and self.size > 1:
+        asked = self.selection.asked(operation, algorithm)
+        if not callable(asked) and self.made_window is None and not self.may_wait and self.size > 1:
             return "messages" if asked in (*AUTOMATIC, *NODE_MEMORY) else asked
         return "schedule" if asked == "auto" else asked
-
-    def choose(self, asked, operation, nbytes, **properties):
-        """The name of the algorithm that runs; a function of the caller's stands for itself."""
-        if callable(asked):
-            return asked
-        call = Call(operation, nbytes, **properties)
-        name = self.selection.choose(asked, call)
-        if name in NODE_MEMORY and self._window is None and not self.shares():
-            name = self.selection.choose(asked, call)
-        return name
-
-    def library_for_private(self, name, asked, operation, nbytes) -> bool:
-        """Whether a call for which `shared_arrays` was chosen is the library's where its arrays are private."""
-        return name == "shared_arrays" and self.choose(asked, operation, nbytes, private=True) == "native"
 
     def check_root(self, root):
         if not 0 <= root < self.size:
@@ -261,7 +268,7 @@ class Planner:
 
     def seen_by_all(self, lengths: dict[str, int]) -> dict[str, dict[int, MPI.buffer]]:
         """New memory that the ranks of a node share: name -> rank -> so many bytes (collective)."""
-        if self._window is None and not self.shares():
+        if self.made_window is None and not self.shares():
             raise OSError(f"an algorithm in shared memory, and there is none: {self.selection.refused}")
         peers = {name: self.window.peers(self.window.empty(n, np.uint8)) for name, n in sorted(lengths.items())}
         return {name: self.by_rank(each) for name, each in peers.items()}

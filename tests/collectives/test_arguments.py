@@ -143,6 +143,31 @@ def test_arrays_of_other_libraries_are_the_mpi_librarys(communicator, ranks, for
         communicator.compile([], x=foreign(x))
 
 
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("algorithm", ["ring", "shared"])
+def test_a_buffer_that_only_the_library_takes_on_one_rank_keeps_no_other_waiting_for_ever(comm, algorithm):
+    """The one rank is in the library's allreduce, the other in ours, which says for whom it waits."""
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
+    communicator, x = Communicator(comm, allreduce=algorithm), np.full(5000, comm.rank + 1.0)
+    communicator.Allreduce(MPI.IN_PLACE, x)
+    communicator._planner.limit = 0.5
+    if algorithm == "shared":
+        communicator._planner.window.flags.limit = 0.5
+    comm.Barrier()
+    if comm.rank == 0:
+        communicator.Allreduce(MPI.IN_PLACE, Tensor(x))
+    else:
+        with pytest.raises(TimeoutError, match=r"rank 1 has waited 0.5 s .*(message of|send to|:) rank 0"):
+            communicator.Allreduce(MPI.IN_PLACE, x)
+        MPI.Intracomm(communicator).Allreduce(MPI.IN_PLACE, x)
+    assert (x == 6).all()
+    comm.Barrier()
+    communicator.release()
+
+
 @pytest.mark.mpi(ranks=[1])
 def test_every_collective_says_what_it_takes_and_raises(communicator):
     """In its docstring: elements of its buffers; what all take and raise in that of the class."""

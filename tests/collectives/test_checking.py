@@ -324,4 +324,23 @@ def test_algorithms_of_a_user_are_checked_as_those_of_the_registry():
     assert "'segment': 1" in str(check_algorithm(short, "allreduce", [3], needs=ring.needs))
     for entries in ALGORITHMS.values():
         for entry in entries.values():
-            assert check_algorithm(entry, ranks=[1, 3, 4]), entry.name
+            report = check_algorithm(entry, ranks=[1, 3, 4])
+            assert report, entry.name
+            assert "1 ... 4 ranks" in str(report)
+
+
+def test_a_sum_that_is_said_to_be_made_in_one_round_is_held_to_it():
+    chain, direct = ALGORITHMS["scan"]["chain"], ALGORITHMS["reduce_scatter"]["direct"]
+    assert direct.rounds_once and check_algorithm(direct, ranks=[2, 5])
+    report = check_algorithm(chain._replace(rounds_once=True), "scan", ranks=[2, 3])
+    assert "RecvReduce(peer=1, buf='x', lo=0, hi=7, operand_left=True) adds up a sum of an earlier round" in str(report)
+
+    def in_two_rounds(rank, size, count):  # each operand is a rank's own, but they come one after the other
+        if rank:
+            yield (Send(0, "x", 0, count),)
+        else:
+            yield from ((RecvReduce(peer, "x", 0, count),) for peer in reversed(range(1, size)))
+
+    flat = ALGORITHMS["reduce"]["flat"]._replace(rounds=in_two_rounds, rounds_once=True, needs={Need.COMMUTATIVE})
+    assert check_algorithm(flat, "reduce", ranks=[2])
+    assert "adds up a sum of an earlier round" in str(check_algorithm(flat, "reduce", ranks=[3]))

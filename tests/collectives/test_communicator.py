@@ -753,18 +753,21 @@ def test_explain(communicator, ranks):
 
     explain = lambda *given, **more: communicator.explain(*given, **more).splitlines()[0]
     files = {
-        "scan": "plan_reductions.py reduce_on_every_rank -> choosing/selection.py -> algorithms/scan.py doubling -> ",
-        "gather": "running/plan_moves.py gather -> choosing/selection.py -> algorithms/gather.py flat -> ",
-        "allgather": "running/plan_moves.py allgather -> choosing/selection.py -> the MPI library",
+        "scan": "selection.py -> running/planner.py -> compile(algorithms/scan.py doubling, executor/program.py)",
+        "gather": "running/plan_moves.py gather -> running/buffers.py -> choosing/selection.py -> running/planner.py",
+        "allgather": "plan_moves.py allgather -> running/buffers.py -> choosing/selection.py -> the MPI library",
     }
-    for operation, way in files.items():
-        assert way in communicator.explain(operation, 1000).splitlines()[1]
-    shared = communicator.explain("allreduce", 10000).splitlines()[1]
-    assert shared.startswith("  communicator.py Allreduce -> running/plan_red") and shared.count("->") == 8
-    assert shared.endswith(
-        "shared.py slots -> executor/program.py -> executor/plan.py -> node_memory/flags.py -> node_memory/reduction.py"
+    for operation, path in files.items():
+        assert path in communicator.explain(operation, 1000).splitlines()[1]
+    _, shared, again = communicator.explain("allreduce", 10000).splitlines()
+    assert shared.startswith(
+        "  communicator.py Allreduce -> running/plan_cache.py -> running/plan_reductions.py reduce_on"
     )
-    for name in ["communicator.py", *re.findall(r"-> ([\w/]+\.py)", shared)]:
+    assert shared.endswith(
+        "compile(algorithms/shared.py slots, executor/fusing.py, executor/program.py) -> executor/plan.py"
+    )
+    assert shared.count(" -> ") == 7 and again.endswith("barriers.py, flags.py, reduction.py of node_memory")
+    for name in re.findall(r"[\w/]+\.py", shared):
         assert (Path(collectives.__file__).parent / name).is_file(), name
     assert explain("reduce_scatter", 16) == (
         "reduce_scatter of 16 float32, 2 ranks on one node: native, because the default table says so up to 4,096 bytes"

@@ -3,7 +3,7 @@
 import pytest
 
 from collectives import ALGORITHMS
-from collectives.algorithms.registry import COMMUTATIVE, Cost, algorithm, by_messages
+from collectives.algorithms.registry import COMMUTATIVE, NODES, Cost, Need, algorithm, by_messages
 from collectives.choosing.selection import (
     ANY,
     LIBRARIES,
@@ -217,3 +217,23 @@ def test_a_measured_table_holds_for_messages_too(tmp_path, monkeypatch):
         assert selection.choose(asked, Call("broadcast", 100)) == "flat"
         assert selection.choose(asked, Call("allgather", 100)) == "doubling"
         assert selection.reason(asked, Call("scan", 100))[1].startswith("the default table says so")
+
+
+@pytest.mark.parametrize(
+    "operation, needs, message",
+    [
+        ("sum", (), "no operation 'sum': expected one of allgather, allreduce"),
+        ("allreduce", {NODES}, "allreduce, newest: expected a parameter 'nodes', .* beside rank, size, count"),
+        ("allreduce", {Need.DIMS}, "expected a parameter 'dims'"),
+        ("reduce", (), "reduce, newest: expected a parameter 'root'"),
+        ("alltoall", (), "expected a parameter 'into'"),
+        ("scan", {"COMMUTATIVE"}, "expected values of Need"),
+    ],
+)
+def test_an_entry_that_no_call_could_run_is_refused_when_it_is_registered(operation, needs, message):
+    def newest(rank, size, count):
+        yield ()
+
+    with pytest.raises((TypeError, ValueError), match=message):
+        algorithm(operation, cost=lambda p, n: Cost(), needs=needs)(newest)
+    assert "newest" not in ALGORITHMS.get(operation, {})

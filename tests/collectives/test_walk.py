@@ -10,19 +10,20 @@ import pytest
 import collectives
 
 ROOT = Path(collectives.__file__).parent
-# The shortcut of short calls, which all come by; and what a rank passes that waits long for another.
-BESIDE = {"running/shortcuts.py", "running/planner.py", "node_memory/flags.py", "failures/awake.py", "progress.py"}
+# What compiles a schedule counts as one, with the schedule itself.
+COMPILER = {"executor/program.py", "executor/fusing.py", "steps.py"}
+# What the calls of a plan are made of, and what a rank passes that waits long for another.
+CALLS = {f"node_memory/{name}.py" for name in ("barriers", "flags", "reduction")} | {"failures/awake.py", "progress.py"}
 
 
 class Walk:
     """The files of the package that a call passes, while `with walk:` holds.
 
     passed : Counter of files, by the calls of their functions
-    deep : files on the stack at the time when a schedule is written, a plan bound, and its first call made
     """
 
     def __init__(self):
-        self.passed, self.deep = Counter(), set()
+        self.passed = Counter()
 
     def __enter__(self):
         sys.setprofile(self.look)
@@ -32,15 +33,13 @@ class Walk:
         sys.setprofile(None)
 
     def look(self, frame, event, _):
-        if event != "call" or not (file := self.file_of(frame)):
-            return
-        self.passed[file] += 1
-        schedule = file.startswith("algorithms/") and file != "algorithms/registry.py"
-        if schedule or (file, frame.f_code.co_name) == ("executor/plan.py", "__call__"):
-            while frame is not None:
-                self.deep.add(self.file_of(frame))
-                frame = frame.f_back
-            self.deep.discard("")
+        if event == "call" and (file := self.file_of(frame)):
+            self.passed[file] += 1
+
+    def stations(self) -> set[str]:
+        """The files that a reader follows, up to the calls of the plan."""
+        compiler = {file for file in self.passed if file in COMPILER or file.startswith("algorithms/")}
+        return set(self.passed) - compiler - CALLS | ({"compile"} if compiler & COMPILER else set())
 
     @staticmethod
     def file_of(frame) -> str:
@@ -50,24 +49,28 @@ class Walk:
 
 @pytest.mark.mpi(ranks=[2])
 def test_a_call_passes_few_files(comm, ranks):
-    """A new call at most 8 on the way down, without what these ask on the way; one that was seen before at most 3."""
+    """A new call at most 8, which `explain` names; one that was seen before at most 3."""
     from collectives import Communicator
 
     communicator = Communicator(comm)
-    x, y = np.ones(20_000, "f4"), np.empty(20_000, "f4")
     communicator.empty(1)  # the ranks have met
-    for algorithm in (None, "ring"):
-        for again in (False, True):
-            with Walk() as walk:
+    for count in (20_000, 20_001):  # the first makes what all use
+        for algorithm in (None, "ring"):
+            x, y = np.ones(count, "f4"), np.empty(count, "f4")
+            with Walk() as new:
                 communicator.Allreduce(x, y, algorithm=algorithm)
-            assert len(walk.deep) <= 8, (algorithm, walk.deep)
-            if again and algorithm == "ring":
-                assert set(walk.passed) - BESIDE == {"communicator.py", "running/plan_cache.py", "executor/plan.py"}
+            with Walk() as again:
+                communicator.Allreduce(x, y, algorithm=algorithm)
+            path = communicator.explain("allreduce", count, algorithm=algorithm).splitlines()[1]
+            assert all(file in path for file in new.stations()), (new.stations(), path)
+            assert len(new.stations()) <= 8 == path.count(" -> ") + 1
+            seen = again.stations() - ({"running/planner.py"} if algorithm else set())  # where a message is late
+            assert seen == {"communicator.py", "running/plan_cache.py", "executor/plan.py"}
     request = communicator.Allreduce_init(x, y, algorithm="ring")
     for _ in range(2):
         with Walk() as walk:
             request.Start()
             request.Wait()
-        assert set(walk.passed) - BESIDE == {"running/nonblocking.py", "executor/plan.py"}
+        assert walk.stations() - {"running/planner.py"} == {"running/nonblocking.py", "executor/plan.py"}
     request.Free()
     communicator.release()

@@ -1,0 +1,101 @@
+"""Barriers of plans in node memory: the calls for a Barrier, and the first one of a call, at which ranks must agree.
+
+At the first barrier every rank shows a signature of operation, count, dtype and place. Differences are refused on every
+rank, before any data moves.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from collectives.executor.plan import Disagreement
+from collectives.node_memory.flags import UNSIGNED, signature_of
+from collectives.steps import Barrier
+
+
+def barrier_of(window, what: str, ranks, step: Barrier) -> Callable[[], object]:
+    """Return the call that waits until the ranks of a Barrier have come."""
+    if step.ranks is None or len(step.ranks) == window.size:
+        return partial(window.flags.barrier, what)
+    return partial(window.flags.subset_barrier, [ranks.index(rank) for rank in step.ranks], what)
+
+
+def split_barrier_of(window, what: str, ranks, step: Barrier):
+    """Return the same in two calls, for a plan in flight."""
+    if step.ranks is None or len(step.ranks) == window.size:
+        return SplitBarrier(window, what)
+    return SplitSubsetBarrier(window.flags, what, [ranks.index(rank) for rank in step.ranks])
+
+
+class SplitSubsetBarrier:
+    """A barrier of some ranks of a window: Start says that this one has come; Test and Wait are for the others."""
+
+    def __init__(self, flags, what: str, ranks: list[int]):
+        self.flags, self.what, self.ranks = flags, what, ranks
+        self.counts: dict[int, int] = {}
+
+    def Start(self):
+        self.counts = self.flags.arrive_at_subset(self.ranks)
+
+    def Test(self) -> bool:
+        return self.flags.subset_arrived(self.counts)
+
+    def Wait(self):
+        self.flags.wait_for_subset(self.counts, self.what)
+
+
+class SplitBarrier:
+    """A barrier of all ranks of a window in two calls, so that a plan in flight need not wait in it.
+
+    Start says that this rank has come; Test looks whether all have, Wait waits for that. For the first barrier of a
+    plan there is a signature that all must show (`marks`), and `agree` is called with whether they do.
+    """
+
+    def __init__(self, window, what: str, marks=UNSIGNED, agree: Callable[[bool], None] | None = None):
+        self.flags, self.what, self.marks, self.agree = window.flags, what, marks, agree
+        self.shown: tuple[int, int] = (0, 0)
+
+    def Start(self):
+        self.shown = self.flags.arrive(self.marks)
+
+    def Test(self) -> bool:
+        same = self.flags.arrived(*self.shown)
+        if same is not None and self.agree is not None:
+            self.agree(same)
+        return same is not None
+
+    def Wait(self):
+        same = self.flags.wait_for_all(*self.shown, self.what)
+        if self.agree is not None:
+            self.agree(same)
+
+
+def first_barrier(window, what: str, places: list, epochs: int) -> tuple[Callable[[], None], Callable]:
+    """Return the call that waits for all ranks of the window, and what makes the same as a SplitBarrier.
+
+    It raises Disagreement on every rank where the signatures of the ranks differ.
+    """
+    marks, signed_barrier = signature_of(f"{what} at {places}"), window.flags.signed_barrier
+
+    def agree(same=None):
+        same = signed_barrier(marks, what) if same is None else same
+        window.epoch += epochs if same else 1  # others may have put something into slots
+        if not same:
+            raise disagreement(window, what, places)
+
+    return agree, partial(SplitBarrier, window, what, marks, agree)
+
+
+def disagreement(window, what: str, places: list) -> Disagreement:
+    """Return what two ranks call that came to the first barrier with different signatures (collective)."""
+    calls = window.comm.allgather((what, places))
+    rank = next(rank for rank, call in enumerate(calls) if call != calls[0])
+    (first, first_places), (other, other_places) = calls[0], calls[rank]
+    if first != other:
+        return Disagreement(f"ranks disagree: rank 0 calls {first}, rank {rank} calls {other}")
+    one, another = ("the same part of a shared array" if p else "a private array" for p in (first_places, other_places))
+    if first_places and other_places:
+        one, another = (f"shared array {p[0][0]} from byte {p[0][1]} on" for p in (first_places, other_places))
+    return Disagreement(
+        f"{first}: rank 0 gives {one}, rank {rank} {another}; give the same part of an array from empty() on all "
+        f"ranks, or private arrays on all"
+    )
