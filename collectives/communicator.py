@@ -78,10 +78,10 @@ def persistent_form(blocking: Callable, build: Callable) -> Callable[..., Any]:
     buffers = sum(p.default is p.empty for p in parameters) - 1  # self has no default, either
 
     def method(*args, **kwargs):
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        self, *values, _, asked = given.arguments.values()
-        return self._persistent(build, asked, tuple(values[buffers:]), *values[:buffers])
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        self, *values, _, requested = bound.arguments.values()
+        return self._persistent(build, requested, tuple(values[buffers:]), *values[:buffers])
 
     name = f"{blocking.__name__}_init"
     method.__name__, method.__qualname__, method.__signature__ = name, f"Communicator.{name}", signature
@@ -180,9 +180,9 @@ class Communicator(MPI.Intracomm):
         **algorithms: str,
     ):
         register(self)
-        given = os.environ.get("RINGPROP_WATCH") if watch is None else watch
+        watched = os.environ.get("RINGPROP_WATCH") if watch is None else watch
         with_progress(self._prepare, progress, synchronous, algorithms, memory)
-        limit = seconds(given or 0)
+        limit = seconds(watched or 0)
         if debug is None:
             debug = os.environ.get("RINGPROP_DEBUG", "0") not in ("", "0")
         selection = self._planner.selection
@@ -201,7 +201,7 @@ class Communicator(MPI.Intracomm):
             abort_on_exit()
         if len(every) > 1 and limit and abort:
             finalize_timeout(limit + MARGIN)
-        if given is not None:
+        if watched is not None:
             self._planner.limit = limit + MARGIN if limit and abort else math.inf
         if limit or debug:
             with_progress(self._observe, limit, abort, debug)
@@ -309,9 +309,9 @@ class Communicator(MPI.Intracomm):
             return comm
         progress = self._queue.progress if progress is None else progress
         observed = self._observed or {"watch": 0, "debug": False}
-        given = self._planner.selection.given
+        algorithms = self._planner.selection.algorithms
         settings = {"synchronous": self._planner.synchronous, "memory": self._planner.selection.memory, **observed}
-        return Communicator(comm, progress=progress, **settings, **given)
+        return Communicator(comm, progress=progress, **settings, **algorithms)
 
     def release(self):
         """Free the plans and the private duplicate (collective); RuntimeError while collectives are in flight.
@@ -401,13 +401,13 @@ class Communicator(MPI.Intracomm):
         selection, dtype = self._planner.selection, np.dtype(dtype)
         check_name(operation, "auto")
         if not isinstance(count, Integral) or count < 0:
-            given = f"an array of {count.size} {count.dtype}" if isinstance(count, np.ndarray) else repr(count)
-            raise ValueError(f"explain: count is a number of elements, such as x.size, with dtype x.dtype; not {given}")
-        asked = selection.asked(operation, algorithm)
+            other = f"an array of {count.size} {count.dtype}" if isinstance(count, np.ndarray) else repr(count)
+            raise ValueError(f"explain: count is a number of elements, such as x.size, with dtype x.dtype; not {other}")
+        requested = selection.requested(operation, algorithm)
         place = {"node": "on one node", "network": "on a node each", "nodes": "on several nodes"}[selection.place]
         title = f"{operation} of {count:,} {dtype}, {selection.size} ranks {place}"
-        if callable(asked):
-            return f"{title}: {getattr(asked, '__name__', asked)}, because asked for", [asked]
+        if callable(requested):
+            return f"{title}: {getattr(requested, '__name__', requested)}, because asked for", [requested]
         float16, ordered = dtype == np.float16, not op.Is_commutative()
         properties = {
             "shareable": can_share(op, dtype),
@@ -415,7 +415,7 @@ class Communicator(MPI.Intracomm):
             "numpy": libraries_differ(op, dtype),
         }
         call = Call(operation, count * dtype.itemsize, ordered=ordered, **properties)
-        name, why = selection.reason(asked, call)
+        name, why = selection.reason(requested, call)
         text = f"{title}: {name}, because {why}"
         if name not in NODE_MEMORY:
             return text, [] if name == "native" else [ALGORITHMS[operation][name].rounds]
@@ -423,7 +423,7 @@ class Communicator(MPI.Intracomm):
         variants = [
             n for n, e in ALGORITHMS[operation].items() if SHARED_MEMORY in e.needs and (NODES in e.needs) == several
         ]
-        if selection.library_for_private(name, asked, call):
+        if selection.library_for_private(name, requested, call):
             variants = ["shared_arrays"]
         small = SMALL_PRIVATE_BYTES if operation == "allreduce" else SMALL_BYTES
         if "shared_small" in variants:
@@ -514,19 +514,19 @@ class Communicator(MPI.Intracomm):
             self._queue.finish()
         return with_progress(call, *args, **kwargs)
 
-    def _collective(self, build, algorithm, more, *buffers, keep=True):
+    def _collective(self, build, algorithm, key_args, *buffers, keep=True):
         """Carry out a collective, which `build` plans: behind those that are in flight, which move meanwhile."""
         if in_flight:
-            return self._waiting(self._carry_out, build, algorithm, more, buffers, keep)
-        return self._carry_out(build, algorithm, more, buffers, keep)
+            return self._waiting(self._carry_out, build, algorithm, key_args, buffers, keep)
+        return self._carry_out(build, algorithm, key_args, buffers, keep)
 
-    def _carry_out(self, build, algorithm, more, buffers, keep):
+    def _carry_out(self, build, algorithm, key_args, buffers, keep):
         """Run the plan of a call's key, or a new one, or the library's collective. Not `keep`: other ranks may have
         other blocks the next time, or who calls says so."""
-        key = fingerprint(build, algorithm, more, buffers) if keep else None
-        plan = self._plans.get(key) or self._new(key, build, algorithm, more, buffers)
+        key = fingerprint(build, algorithm, key_args, buffers) if keep else None
+        plan = self._plans.get(key) or self._new(key, build, algorithm, key_args, buffers)
         if plan is NATIVE:
-            return getattr(MPI.Intracomm, PLANNED_BY[build][0])(self, *buffers, *more)
+            return getattr(MPI.Intracomm, PLANNED_BY[build][0])(self, *buffers, *key_args)
         if key is not None:
             return plan()
         try:
@@ -534,39 +534,39 @@ class Communicator(MPI.Intracomm):
         finally:
             plan.free()
 
-    def _new(self, key, build, algorithm, more, buffers):
+    def _new(self, key, build, algorithm, key_args, buffers):
         """Plan a call that has not been seen before, of a name or function that is asked for."""
         self._prepared()
         if self._broken:
             raise Aborted(self._broken)
-        asked = self._planner.selection.asked(PLANNED_BY[build][1], algorithm)
-        native = asked == "native" or any(map(for_library, buffers))
-        plan = NATIVE if native else build(self._planner, *buffers, *more, asked)
+        requested = self._planner.selection.requested(PLANNED_BY[build][1], algorithm)
+        native = requested == "native" or any(map(for_library, buffers))
+        plan = NATIVE if native else build(self._planner, *buffers, *key_args, requested)
         if key is not None:
             self._cache.put(key, plan)
-            usual = build is plan_reductions.allreduce and algorithm is None and more == (MPI.SUM,)
+            usual = build is plan_reductions.allreduce and algorithm is None and key_args == (MPI.SUM,)
             if usual and plan is not NATIVE and buffers[0] is MPI.IN_PLACE and type(buffers[1]) is np.ndarray:
                 self._cache.known.note(buffers[1], plan)  # for a shortcut
         return plan
 
-    def _start(self, build, algorithm, more, *buffers, keep=True):
+    def _start(self, build, algorithm, key_args, *buffers, keep=True):
         """Start the nonblocking form of a collective, ours or the library's."""
         self._prepared()
         name, operation = PLANNED_BY[build]
         self._planner.may_wait = False
         try:
-            asked = self._planner.asked_in_flight(operation, algorithm)
-            key = fingerprint(build, asked, more, buffers) if keep else None
+            requested = self._planner.requested_in_flight(operation, algorithm)
+            key = fingerprint(build, requested, key_args, buffers) if keep else None
             if (plan := self._plans.get(key)) is not None:
                 plan.used = True  # so the cache spares it
             else:
-                plan = self._new(key, build, asked, more, buffers)
+                plan = self._new(key, build, requested, key_args, buffers)
         finally:
             self._planner.may_wait = True
         if plan is NATIVE:
             if self._queue.agreed is not None:
                 with_progress(self._queue.agreed, True)
-            return getattr(MPI.Intracomm, f"I{name.lower()}")(self, *buffers, *more)
+            return getattr(MPI.Intracomm, f"I{name.lower()}")(self, *buffers, *key_args)
         return self._queue.start(operation, plan, buffers, *([plan.free] if key is None else []))
 
     def _recvcounts(self, recvcounts, recvbuf):
@@ -575,16 +575,16 @@ class Communicator(MPI.Intracomm):
             return recvcounts
         return self.allgather(incoming(recvbuf).count)
 
-    def _persistent(self, build, algorithm, more, *buffers):
+    def _persistent(self, build, algorithm, key_args, *buffers):
         """Plan the persistent form of a collective (collective): a schedule of ours, if "native" is not asked for."""
         self._prepared()
         if build is plan_reductions.reduce_scatter:
-            more = self._recvcounts(more[0], buffers[1]), *more[1:]
+            key_args = self._recvcounts(key_args[0], buffers[1]), *key_args[1:]
         name, operation = PLANNED_BY[build]
-        asked = self._planner.asked_in_flight(operation, algorithm)
-        plan = self._waiting(self._new, None, build, asked, more, buffers)
+        requested = self._planner.requested_in_flight(operation, algorithm)
+        plan = self._waiting(self._new, None, build, requested, key_args, buffers)
         if plan is NATIVE:
-            return getattr(MPI.Intracomm, f"{name}_init")(self, *buffers, *more)
+            return getattr(MPI.Intracomm, f"{name}_init")(self, *buffers, *key_args)
         calls = self.calls if self._watchdog else None
         request = PersistentRequest(self._queue, operation, plan, buffers, calls)
         self._persistents.add(request)
@@ -699,24 +699,9 @@ class Communicator(MPI.Intracomm):
         """Begin a Reduce_scatter_block: size * n elements, and n. Returns its request."""
         return self._start(plan_reductions.reduce_scatter_block, algorithm, (op,), sendbuf, recvbuf, keep=keep)
 
-    # ------------------------------------------------ the persistent ones
 
-    Barrier_init = persistent_form(Barrier, plan_moves.barrier)
-    Bcast_init = persistent_form(Bcast, plan_moves.broadcast)
-    Scatter_init = persistent_form(Scatter, plan_moves.scatter)
-    Scatterv_init = persistent_form(Scatterv, plan_moves.scatterv)
-    Gather_init = persistent_form(Gather, plan_moves.gather)
-    Gatherv_init = persistent_form(Gatherv, plan_moves.gatherv)
-    Allgather_init = persistent_form(Allgather, plan_moves.allgather)
-    Allgatherv_init = persistent_form(Allgatherv, plan_moves.allgatherv)
-    Alltoall_init = persistent_form(Alltoall, plan_moves.alltoall)
-    Alltoallv_init = persistent_form(Alltoallv, plan_moves.alltoallv)
-    Reduce_init = persistent_form(Reduce, plan_reductions.reduce)
-    Allreduce_init = persistent_form(Allreduce, plan_reductions.allreduce)
-    Reduce_scatter_init = persistent_form(Reduce_scatter, plan_reductions.reduce_scatter)
-    Reduce_scatter_block_init = persistent_form(Reduce_scatter_block, plan_reductions.reduce_scatter_block)
-    Scan_init = persistent_form(Scan, plan_reductions.scan)
-    Exscan_init = persistent_form(Exscan, plan_reductions.exscan)
+for build, (name, _) in PLANNED_BY.items():  # Barrier_init, Bcast_init, ... Exscan_init
+    setattr(Communicator, f"{name}_init", persistent_form(getattr(Communicator, name), build))
 
 
 def file_of(function: Callable) -> str:

@@ -10,16 +10,24 @@ import traceback
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# What single suites write besides rows, as a keyword of their `rows`: (suite, option, what).
-FILES = [
+# What single suites do besides, as a keyword of their `rows`: (suite, option, what argparse is told, what).
+FILE = {"metavar": "FILE"}
+OPTIONS = [
+    (
+        "collectives",
+        "all_algorithms",
+        {"action": "store_true"},
+        "measure every algorithm, and say of each row how far what is chosen by itself is from the best",
+    ),
     (
         "collectives",
         "tune",
+        FILE | {"nargs": "?", "const": "cache"},
         "measure every algorithm instead, and write a table of the fastest, for RINGPROP_TUNE; without FILE into the "
         "user's cache, where every communicator on one node finds it",
     ),
-    ("network", "network", "write the measured network there (default: network.json, beside the file of --json)"),
-    ("network", "table", "write the algorithms that are fastest on the measured network, for RINGPROP_TUNE"),
+    ("network", "network", FILE, "write the measured network there (default: network.json, beside the file of --json)"),
+    ("network", "table", FILE, "write the algorithms that are fastest on the measured network, for RINGPROP_TUNE"),
 ]
 
 
@@ -31,13 +39,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE", help="write the rows there, as a list of objects")
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains TEXT")
     parser.add_argument("--quick", action="store_true", help="a few repetitions: shows that it works, measures badly")
-    for suite, option, what in FILES:
-        optional = {"nargs": "?", "const": "cache"} if option == "tune" else {}
-        parser.add_argument(f"--{option}", metavar="FILE", help=f"{suite}: {what}", **optional)
+    for suite, option, settings, what in OPTIONS:
+        parser.add_argument(f"--{option.replace('_', '-')}", help=f"{suite}: {what}", **settings)
     options = parser.parse_args(argv)
-    for suite, option, _ in FILES:
+    for suite, option, *_ in OPTIONS:
         if getattr(options, option) and options.suite != suite:
-            parser.error(f"--{option} is for the suite {suite}")
+            parser.error(f"--{option.replace('_', '-')} is for the suite {suite}")
     options.network = options.network or Path(options.json or "").parent / "network.json"
 
     from benchmarking import to_json
@@ -46,8 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     for suite in suites if options.suite == "all" else [options.suite]:
         print(f"# {suite}", flush=True)
         try:
-            files = {option: getattr(options, option) for of, option, _ in FILES if of == suite}
-            for row in importlib.import_module(f"bench_{suite}").rows(options.quick, options.only, **files):
+            own = {option: getattr(options, option) for of, option, *_ in OPTIONS if of == suite}
+            for row in importlib.import_module(f"bench_{suite}").rows(options.quick, options.only, **own):
                 print(row, flush=True)
                 rows.append(row)
         except Exception:

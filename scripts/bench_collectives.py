@@ -1,6 +1,8 @@
 """Collectives of float32 on the ranks of one machine, against the MPI library's own and PyTorch's gloo.
 
     python scripts/bench.py collectives --json FILE
+    python scripts/bench.py collectives --all-algorithms
+                                                         what is chosen by itself against the best of all algorithms
     python scripts/bench.py collectives --tune           measure every algorithm, once a machine: what is fastest goes
                                                          into the user's cache, by which selection.py then chooses
     python scripts/bench.py collectives --tune FILE      the same into a file, for RINGPROP_TUNE=FILE
@@ -53,15 +55,20 @@ OURS = {"shared arrays": (True, "auto"), "private arrays": (False, "auto")}
 SCHEDULES = {f"private arrays, {name}": (False, name) for name in ("shared", "ring", "segmented_ring", "doubling")}
 TUNED = ("allgather", "allreduce", "broadcast", "reduce", "reduce_scatter")
 TUNE_SIZES = (256, *LENGTHS[2:])  # up to 128 MiB
+ALL_SIZES = {op: (KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 32 * MIB) for op in TUNED}
+GOAL = 1.05  # of the fastest algorithm's time, for what is chosen by itself
 SLACK = 1.03  # how much longer an algorithm may take than the fastest, and stays from one size to the next
 ENOUGH = 5  # calm samples
 FLOOR = "sums alone"
 
 
-def rows(quick: bool = False, only: str = "", tune: str | None = None) -> Iterator[Row]:
-    """Each of ours against the library's own; with `tune` the fastest algorithms against those of the table."""
-    if tune:
-        yield from tuning(tune, quick, only)
+def rows(quick: bool = False, only: str = "", tune: str | None = None, all_algorithms: bool = False) -> Iterator[Row]:
+    """Each of ours against the library's own; with `tune` the fastest algorithms against those of the table.
+
+    With `all_algorithms` what is chosen by itself against the fastest.
+    """
+    if tune or all_algorithms:
+        yield from tuning(tune, quick, only) if tune else chosen_and_best(quick, only)
         return
     seconds = 0.02 if quick else 0.5
     cases = [
@@ -146,32 +153,66 @@ def length(nbytes: int) -> str:
 # --------------------------------------------------------------------------------------------- a table of the fastest
 
 
+def of_every_algorithm(sizes: dict[str, tuple[int, ...]], seconds: float) -> Iterator[dict]:
+    """Measure every algorithm on private arrays, and `shared` on shared ones too, as "shared_arrays"."""
+    from collectives.algorithms.registry import NODES, by_messages
+
+    def sides(operation: str) -> dict:
+        names = ["shared", *(name for name, entry in by_messages(operation).items() if NODES not in entry.needs)]
+        return {name: (False, name) for name in names} | {"shared_arrays": (True, "shared")}
+
+    cases = [
+        {"operation": operation, "nbytes": nbytes, "sides": sides(operation)}
+        for operation in sizes
+        for nbytes in sizes[operation]
+    ]
+    for result in measure(cases, seconds):
+        result["times"].pop(FLOOR, None)  # no algorithm
+        yield result
+
+
+def fastest(times: dict[str, dict]) -> str:
+    return min(times, key=lambda name: times[name]["seconds"])
+
+
+def chosen_and_best(quick: bool, only: str) -> Iterator[Row]:
+    """What is chosen by itself, on private and on shared arrays, against the fastest of all algorithms.
+
+    Both are from the same samples: where the fastest is chosen the ratio is 1.
+    """
+    sizes = {op: tuple(n for n in ALL_SIZES[op] if only in f"{op}, {length(n)}") for op in TUNED}
+    if quick:
+        sizes = {op: some[3:5] for op, some in sizes.items()}
+    near = ratios = 0
+    for result in of_every_algorithm(sizes, 0.01 if quick else 0.1):
+        times = result["times"]
+        for arrays, chosen in result["default"].items():
+            peers = times if arrays == "shared arrays" else {n: t for n, t in times.items() if n != "shared_arrays"}
+            best, chosen = fastest(peers), chosen if chosen in peers else "shared_arrays"
+            ratio = times[chosen]["seconds"] / times[best]["seconds"]
+            near, ratios = near + (ratio <= GOAL), ratios + 1
+            case = f"{result['operation']}, {length(result['nbytes'])}, {arrays}: {chosen}"
+            calm = f"calm samples {times[chosen]['calm']}/{times[chosen]['all']}"
+            yield row(case, times[chosen], times[best], best, result["ranks"], verdict(GOAL, ratio), calm)
+    print(f"within {GOAL - 1:.0%} of the best algorithm: {near} of {ratios} rows")
+
+
 def tuning(file: str, quick: bool, only: str) -> Iterator[Row]:
-    """Measure every algorithm on private arrays, and `shared` on shared ones too; write the table of the fastest.
+    """Write the table of the fastest algorithms.
 
     A row says what was fastest on private arrays, and its peer is what is chosen without the table that is written.
     """
-    from collectives.algorithms.registry import NODES, by_messages
     from collectives.choosing.selection import save, table_from
 
-    operations = [operation for operation in TUNED if only in operation]
-    names = {op: ["shared", *(n for n, e in by_messages(op).items() if NODES not in e.needs)] for op in operations}
-    sides = {op: {name: (False, name) for name in names[op]} | {"shared_arrays": (True, "shared")} for op in operations}
-    cases = [
-        {"operation": op, "nbytes": nbytes, "sides": sides[op]}
-        for op in operations
-        for nbytes in (TUNE_SIZES[2:5] if quick else TUNE_SIZES)
-    ]
+    sizes = {op: TUNE_SIZES[2:5] if quick else TUNE_SIZES for op in TUNED if only in op}
     times: dict[str, dict[str, dict[int, float]]] = {}
     place = "node"
-    for result in measure(cases, 0.01 if quick else 0.2):
+    for result in of_every_algorithm(sizes, 0.01 if quick else 0.2):
         op, nbytes, sides, place = (result[key] for key in ("operation", "nbytes", "times", "place"))
-        sides.pop(FLOOR, None)  # no algorithm
         for name, side in sides.items():
             times.setdefault(op, {}).setdefault(name, {})[nbytes] = side["seconds"]
-        private = {name: side for name, side in sides.items() if name != "shared_arrays"}
-        best = min(private, key=lambda name: private[name]["seconds"])
-        default = result["default"]
+        best = fastest({name: side for name, side in sides.items() if name != "shared_arrays"})
+        default = result["default"]["private arrays"]
         case, calm = f"{op}, {length(nbytes)}: {best}", f"calm samples {sides[best]['calm']}/{sides[best]['all']}"
         yield row(case, sides[best], sides[default], f"default {default}", result["ranks"], calm)
         file = result["cache"] if file == "cache" else file
@@ -229,7 +270,10 @@ def work(task: dict) -> None:
     facts["gloo_name"] = gloo.name if gloo else ""
     keep_to_a_core(world)  # after gloo and MPI have made their threads: those stay free
     for case in task["cases"]:
-        facts["default"] = selection.choose("auto", Call(case["operation"], case["nbytes"]))
+        facts["default"] = {}
+        for arrays in ("private arrays", "shared arrays"):
+            selection.arrays = arrays == "shared arrays"
+            facts["default"][arrays] = selection.choose("auto", Call(case["operation"], case["nbytes"]))
         result = case | facts | run(world, gloo, task["seconds"], **case)
         if world.Get_rank() == 0:
             print(json.dumps(result), flush=True)

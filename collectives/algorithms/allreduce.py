@@ -54,7 +54,7 @@ def segmented_ring(rank, size, count, segment=SEGMENT):
     """The ring with chunks cut into k >= 2 segments: 2(p-1) k alpha + 2(p-1)/p n beta + n/(p k) gamma.
 
     In the first lap a segment is added while the next one is on its way: it lands in one of two slots of "tmp". So only
-    the last one's addition takes time. In both laps segments follow each other, so that the cable is never empty while
+    the last one's addition takes time. In both laps segments follow each other, so that the link is never empty while
     a rank sees that a chunk has come and begins to send it on.
     """
     right, left = (rank + 1) % size, (rank - 1) % size
@@ -138,8 +138,8 @@ def double_tree_cost(p, n, segment=SEGMENT):
 def double_tree(rank, size, count, segment=SEGMENT):
     """Two binary trees, each for half of x in k segments: 4 (lg p + k) messages of n/2k, half of them added.
 
-    For many segments that is 4 k alpha + 2 n beta + n gamma. It is within a quarter of what the clock finds, as the
-    waves of the two trees delay each other at their ports.
+    For many segments that is 4 k alpha + 2 n beta + n gamma. It is within a quarter of what the simulation finds, as
+    the waves of the two trees delay each other at their ports.
 
     Segments climb a tree and are added, and go down again from its root while others still climb; who is inside one
     tree is a leaf of the other, so that both directions of every link are busy. The rounds count common time t: segment
@@ -200,7 +200,7 @@ def two_level(rank, size, count, nodes=None, segment=SEGMENT):
     hand it to all of their node. With one rank on each node, or all on one, it is that ring or a direct exchange.
 
     Between nodes segments are short enough for the library to send at once. Before it sends a long message Open MPI
-    asks the receiver, and two that exchange long ones fill their cable in one direction after the other more often than
+    asks the receiver, and two that exchange long ones fill their link in one direction after the other more often than
     not. Where the least is 351 ms (2 hosts x 2 ranks, 4 MiB, 100 Mbit/s) the plain ring took 386 to 701, median 664;
     segments take 379 to 534, median 421, in turn with it and on a busy machine.
     """

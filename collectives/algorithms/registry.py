@@ -73,8 +73,9 @@ class Algorithm(NamedTuple):
     ----------
     name : str
     rounds : generator function (rank, size, count, ...) -> rounds of steps of that rank
-    cost : function (size, count) -> Cost; closed form, count in elements over all blocks. It is what the clock finds on
-        a network of one level (tests/collectives/test_closed_forms.py has the few that are bounds off powers of two)
+    cost : function (size, count) -> Cost; closed form, count in elements over all blocks. It is what is
+        simulated on a network of one level (tests/collectives/test_closed_forms.py has the few that are bounds where
+        p is no power of two)
     needs : frozenset of Need
     pipelined : whether x is cut into segments: the function takes `segment`, their greatest length in elements
     rounds_once : whether all operands of an element are added in one round, so that float16 is rounded only once: what

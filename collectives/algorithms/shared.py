@@ -321,7 +321,7 @@ def arrays_broadcast(rank, size, count, root=0):
 
 
 def two_level_cost(p, n):
-    """Of nodes of two ranks, which carry a half each through one cable; where p is odd one carries all."""
+    """Of nodes of two ranks, which carry a half each through one link; where p is odd one carries all."""
     if p == 1:
         return Cost()
     here, carriers = 2, 2 - p % 2

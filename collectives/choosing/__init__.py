@@ -3,5 +3,5 @@
 | file | holds |
 |---|---|
 | selection.py | what the caller says, else the environment, else a table by size |
-| derive.py | the tables that the clock derives for a network |
+| derive.py | the tables that the simulation derives for a network |
 """

@@ -1,13 +1,13 @@
-"""The table of algorithms that the clock derives for a network: python scripts/bench.py network --table FILE.
+"""The table of algorithms that the simulation derives for a network: python scripts/bench.py network --table FILE.
 
 Every algorithm of the registry is priced (price.py) for vectors of 16 B ... 16 MiB, on a number of nodes that is a
 power of two and on one that is none, as a communicator would run it. Of each length the fastest in sum is taken, with
 as few changes as will do: an algorithm that is at most a tenth slower is kept (selection.table_from).
 
-It knows what the clock knows: bytes, messages and ports. What it does not know is why some algorithms are left out. In
-those for float16 all ranks send to all others at once, which a switch answers by dropping what it cannot hold. In the
-pairwise reduce-scatter each round is with other partners; it takes 1.3 times as long as the ring for 4 MiB (4 hosts,
-TCP). Costs 1 s with a rank on each node, 6 s with four.
+It knows what the simulation knows: bytes, messages and ports. Some algorithms are left out for what it does not know.
+In those for float16 all ranks send to all others at once, which a switch answers by dropping what it cannot hold. In
+the pairwise reduce-scatter each round is with other partners; it takes 1.3 times as long as the ring for 4 MiB (4
+hosts, TCP). Costs 1 s with a rank on each node, 6 s with four.
 """
 
 from collectives.algorithms import ALGORITHMS
@@ -26,7 +26,7 @@ NEAR = "bine", "bucket", "pat", "swing"  # for networks on which some ranks are 
 def tables(network: Network | str) -> dict[str, dict[str, Rows]]:
     """What selection.TABLE has for the places "network", a rank on each node, and "nodes", here two.
 
-    On several nodes an allreduce that is not short goes through the memory of each, which the clock does not price.
+    On several nodes an allreduce that is not short goes through the memory of each, which is not simulated.
     """
     one, two = derive(network, 1), derive(network, 2)
     return {"network": one, "nodes": two | {"allreduce": [two["allreduce"][0], *TABLE["nodes"]["allreduce"][1:]]}}

@@ -36,10 +36,10 @@ Rows = list[tuple[float, str]]  # (longest message in bytes for which it holds, 
 SHARED = {op for op, entries in ALGORITHMS.items() if any(SHARED_MEMORY in entry.needs for entry in entries.values())}
 
 # One node: measured with two ranks and Open MPI; LIBRARIES has what differs with others. Arrays that ranks share are
-# read where they lie from 8 KiB on: in 0.2 to 0.85 of the library's time (16 KiB ... 64 MiB). Networks: what the clock
-# derives for "infiniband", one rank on each node and two (derive.py; a test compares). For other networks: bench.py
-# network --table; measured: bench.py collectives --tune. Several nodes: private arrays of more than 64 KiB go by
-# messages inside nodes too, as the cable would wait for copies into slots and out of them: a twentieth of the time of
+# read where they lie from 8 KiB on: in 0.2 to 0.85 of the library's time (16 KiB ... 64 MiB). Networks: what the
+# simulation derives for "infiniband", one rank on each node and two (derive.py; a test compares). For other networks:
+# bench.py network --table; measured: bench.py collectives --tune. Several nodes: private arrays of more than 64 KiB go
+# by messages inside nodes too, as the link would wait for copies into slots and out of them: a twentieth of the time of
 # 16 MiB (2 x 2 and 3 x 2 ranks, 400 Mbit/s).
 # place -> operation -> rows. Places: all ranks on one node; one rank on each node; several on each of several nodes.
 TABLE: dict[str, dict[str, Rows]] = {
@@ -144,8 +144,8 @@ class Selection:
 
     Parameters
     ----------
-    given : operation -> name
-        what was asked for; the environment and "auto" fill in the rest
+    algorithms : operation -> name
+        what was requested; the environment and "auto" fill in the rest
     nodes : the node of each rank
     library : the MPI library's name and version, as MPI.Get_library_version() says them
     memory : whether ranks may share memory; if not, "auto" stands for schedules that send messages
@@ -156,13 +156,13 @@ class Selection:
         for an unknown operation or name, or a table file that is none
     """
 
-    def __init__(self, given: dict[str, str], nodes: list, library: str = "", memory: bool = True):
-        for operation, name in given.items():
+    def __init__(self, algorithms: dict[str, str], nodes: list, library: str = "", memory: bool = True):
+        for operation, name in algorithms.items():
             check_name(operation, name)
-        self.given = dict(given)
+        self.algorithms = dict(algorithms)
         self.names = {}
         for op in ALGORITHMS:
-            self.names[op] = given.get(op) or from_environment(op)
+            self.names[op] = algorithms.get(op) or from_environment(op)
         distinct = len(set(nodes))
         self.place = "node" if distinct == 1 else "network" if distinct == len(nodes) else "nodes"
         self.size, self.memory = len(nodes), memory
@@ -181,7 +181,7 @@ class Selection:
             for op in ALGORITHMS
         }
 
-    def asked(self, operation: str, algorithm: str | Callable | None) -> str | Callable:
+    def requested(self, operation: str, algorithm: str | Callable | None) -> str | Callable:
         """What a call asks for: a name, also for an entry of ALGORITHMS; or a function that the caller wrote."""
         if isinstance(algorithm, Algorithm) and by_messages(operation).get(algorithm.name) == algorithm:
             return algorithm.name
@@ -192,43 +192,43 @@ class Selection:
 
     def native_below(self, operation: str) -> float:
         """The length in bytes up to which every call that does not ask for an algorithm is native; -1 for none."""
-        asked = self.asked(operation, None)
-        if asked != "auto":
-            return ANY if asked == "native" else -1
+        requested = self.requested(operation, None)
+        if requested != "auto":
+            return ANY if requested == "native" else -1
         limit, name, _ = self.rows[operation][0]
         return min(limit, COUNTED) if name == "native" else -1
 
-    def choose(self, asked: str | Callable, call: Call) -> str | Callable:
-        """The algorithm that runs where `asked` is asked for; a function of the caller's stands for itself.
+    def choose(self, requested: str | Callable, call: Call) -> str | Callable:
+        """The algorithm that runs where `requested` is requested; a function of the caller's stands for itself.
 
         Collective when node memory is chosen for the first time: `make_window` then makes it.
         """
-        if callable(asked):
-            return asked
-        name = self.reason(asked, call)[0]
+        if callable(requested):
+            return requested
+        name = self.reason(requested, call)[0]
         if name in NODE_MEMORY and self.make_window is not None and not self.make_window():
-            name = self.reason(asked, call)[0]
+            name = self.reason(requested, call)[0]
         return name
 
-    def library_for_private(self, name: str, asked: str, call: Call) -> bool:
+    def library_for_private(self, name: str, requested: str, call: Call) -> bool:
         """Whether a call for which `shared_arrays` was chosen is the library's where its arrays are private."""
-        return name == "shared_arrays" and self.choose(asked, call._replace(private=True)) == "native"
+        return name == "shared_arrays" and self.choose(requested, call._replace(private=True)) == "native"
 
-    def reason(self, asked: str, call: Call) -> tuple[str, str]:
+    def reason(self, requested: str, call: Call) -> tuple[str, str]:
         """(algorithm, why): the first that is for this length and whose needs the call meets."""
-        if asked == "native":
-            return asked, "asked for"
+        if requested == "native":
+            return requested, "asked for"
         unfit = ""
-        for name, why in self.candidates(asked, call):
-            if not (lacking := self.lacks(name, asked, call)):
+        for name, why in self.candidates(requested, call):
+            if not (lacking := self.lacks(name, requested, call)):
                 return name, unfit or why
             unfit = unfit or f"{name} needs {lacking}"
         raise ValueError(f"no algorithm for {call}: {unfit}")
 
-    def candidates(self, asked: str, call: Call) -> Iterator[tuple[str, str]]:
+    def candidates(self, requested: str, call: Call) -> Iterator[tuple[str, str]]:
         """(algorithm, why): what is asked for, the rows for this length, those for a network, the whole registry."""
-        if asked not in AUTOMATIC:
-            yield asked, "asked for"
+        if requested not in AUTOMATIC:
+            yield requested, "asked for"
         nbytes = ANY if call.vector else call.nbytes
         for limit, name, source in self.rows[call.operation]:
             if nbytes <= limit:
@@ -239,12 +239,12 @@ class Selection:
         for name in by_messages(call.operation):
             yield name, "it is the first of the registry that fits the call"
 
-    def lacks(self, name: str, asked: str, call: Call) -> str:
+    def lacks(self, name: str, requested: str, call: Call) -> str:
         """What an algorithm needs and this call has not; empty where it has all."""
-        automatic = asked in AUTOMATIC
+        automatic = requested in AUTOMATIC
         if name == "native":
             unmet = {
-                "to be asked for": asked != "auto",
+                "to be asked for": requested != "auto",
                 "a wider type than float16, which would be rounded after every round": call.float16,
                 "at most 2**31 - 1 elements": call.vector or call.nbytes > COUNTED,
                 "values that the library reduces as NumPy does": call.numpy,
@@ -256,7 +256,7 @@ class Selection:
                 and automatic
                 and self.place == "nodes",
                 "all ranks on one node": not near,
-                "node memory: only messages are sent": asked == "messages" or not self.memory,
+                "node memory: only messages are sent": requested == "messages" or not self.memory,
                 f"node memory: {self.refused}": bool(self.refused),
                 "as many elements on every rank": call.vector,
                 "SUM, PROD, MAX or MIN of NumPy's numbers": not call.shareable,
@@ -285,8 +285,8 @@ def tuned_file(place: str, library: str) -> str:
 
     The user's cache counts on one node only: ranks on several might find several of them.
     """
-    if (given := os.environ.get("RINGPROP_TUNE")) is not None:
-        return given
+    if (file := os.environ.get("RINGPROP_TUNE")) is not None:
+        return file
     return str(file) if place == "node" and (file := cache_file(library)).is_file() else ""
 
 
@@ -315,8 +315,8 @@ def from_environment(operation: str) -> str:
 def seconds(text: str) -> float:
     """RINGPROP_WATCH as a number."""
     try:
-        if (found := float(text)) >= 0:
-            return found
+        if (value := float(text)) >= 0:
+            return value
     except ValueError:
         pass
     raise ValueError(f"RINGPROP_WATCH={text} in the environment: expected seconds, 0 for never")

@@ -1,4 +1,4 @@
-"""Replay: what every buffer held after every round, from the clock's trace of an algorithm.
+"""Replay: what every buffer held after every round, from the simulation's trace of an algorithm.
 
 A rank's buffers also change when another rank writes into them. What is computed comes from all whose data it was
 computed from; it keeps its place in the vector where it is as long as what was read first.

@@ -1,13 +1,13 @@
 """Drawings: who sends what to whom and when, who has what, and what was measured.
 
     draw(allreduce.ring, 4, 4)                              space-time diagram: ranks across, rounds down
-    draw(allreduce.ring, 8, 1 << 20, network="gpu-25g")     the same, with time as the clock prices it
+    draw(allreduce.ring, 8, 1 << 20, network="gpu-25g")     the same, with time as the simulation prices it
     draw_buffers(allreduce.ring, 4, 4)                      what every rank's buffers hold after every round
     animate("ring.gif", allreduce.ring, 4, 4)               both, moving; a .gif or .html file (film.py)
     draw_timeline(events)                                   what ranks did when, measured or priced (timeline.py)
 
-An algorithm is any generator function of steps.py, or an entry of ALGORITHMS. The clock reads it, on a network where
-every message takes one unit of time unless another is given. A colour is a place in the vector: a message has the
+An algorithm is any generator function of steps.py, or an entry of ALGORITHMS. The simulation reads it, on a network
+where every message takes one unit of time unless another is given. A colour is a place in the vector: a message has the
 colour of the place where its elements stood at first, whatever scratch they have passed through since.
 
 A schedule that breaks a rule, hangs or leaves a message behind is drawn up to and with the round where it fails, with
@@ -68,7 +68,7 @@ def draw(
     network : Network or str, optional
         Draw time as priced on it; without it a message takes one unit and time is rounds.
     itemsize : int
-        Bytes of an element, for the clock.
+        Bytes of an element, for the simulation.
     title : str, optional
         In place of the algorithm's name.
     **options
@@ -268,7 +268,7 @@ class Scene:
     def of(cls, algorithm, size, count, network, itemsize, options):
         place = network if isinstance(network, str) else "" if network is None else "the network given"
         if isinstance(network, str):
-            network = NETWORKS.get(network, network)  # a name that is not there is the clock's to refuse
+            network = NETWORKS.get(network, network)  # a name that is not there is the simulation's to refuse
         network = ROUNDS if network is None else network
         options = with_nodes(algorithm, size, options) if network is ROUNDS else options
         priced = price(algorithm, size, count, itemsize, network, trace=True, **options)

@@ -71,7 +71,7 @@ def draw_network(network: Network, size: int | None = None, priced: Price | None
     size : int, optional
         Ranks; by default one on each host.
     priced : Price, optional
-        Colours each cable by the time in which its busier direction was in use.
+        Colours each link by the time in which its busier direction was in use.
     ax, title
         As for `draw`.
 
@@ -105,7 +105,7 @@ def _axes_for(places: dict, below: float = 0.5, scale: float = 1.0):
 
 
 def _draw_cables(ax, topology: Topology, places: dict) -> list[tuple]:
-    """Draw a line for each cable, as wide as it is fast: (line, its channel, the channel back or None)."""
+    """Draw a line for each link, as wide as it is fast: (line, its channel, the channel back or None)."""
     widest, lines = max(channel.bandwidth for channel in topology.channels), []
     for i, channel in enumerate(topology.channels):
         back = topology.number.get((channel.target, channel.source))
@@ -135,7 +135,7 @@ def _draw_vertices(ax, network: Network, size: int, places: dict) -> None:
 
 
 def _arrow(ax, topology: Topology, places: dict, channel: int, colour, width: float = 2.2):
-    """Draw an arrow along a channel, beside the middle of its cable, so that both directions can be seen."""
+    """Draw an arrow along a channel, beside the middle of its link, so that both directions can be seen."""
     one, other = places[topology.channels[channel].source], places[topology.channels[channel].target]
     look = dict(arrowstyle="-|>", color=colour, lw=width, shrinkA=6, shrinkB=6, connectionstyle="arc3,rad=0.14")
     return ax.annotate("", other, one, arrowprops=look, zorder=4)

@@ -1,4 +1,4 @@
-"""What ranks did when, a bar for every event: measured by parallel's Timeline, or priced by the clock."""
+"""What ranks did when, a bar for every event: measured by parallel's Timeline, or simulated."""
 
 from collections.abc import Iterable, Mapping
 

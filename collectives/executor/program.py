@@ -4,7 +4,7 @@ In a round the receives and sends are started first; local copies and computatio
 then reductions follow in listed order, each when its operand has come. What is still being sent is not written before
 it has left, so that the message carries the old value. Only then, when there is another message for the same rank, and
 before a barrier does a rank wait for its sends. And receives of the next round are started before those of this round
-are waited for, so that no cable is empty between rounds. Where elements are rounded (float16), the reductions of a
+are waited for, so that no link is empty between rounds. Where elements are rounded (float16), the reductions of a
 round into one slice are made as one: `round_once`. Schedules in memory that ranks share are fused first (fusing.py).
 
 A program knows neither addresses nor datatypes: one of an algorithm, a count and a root serves all buffers.
@@ -248,7 +248,7 @@ def live_rounds(rounds: Iterable[Round], rank: int, slots: list[str] | None = No
     `slots` gets the slots that steps name, empty ones too: every rank must count the same epochs, also a rank whose
     slice of the last segment is empty.
     """
-    found = []
+    live = []
     for number, steps in enumerate(rounds_of(rank, rounds)):
         if wrong := mistake_in(steps):
             raise TypeError(f"rank {rank}, round {number}: {wrong}")
@@ -256,8 +256,8 @@ def live_rounds(rounds: Iterable[Round], rank: int, slots: list[str] | None = No
             raise ValueError(f"rank {rank} is in its round {number:,}: the schedule does not end, or run it in parts")
         if slots is not None:
             slots += [p.buf for s in steps for p in (*reads(s, rank), *writes(s, rank)) if p.buf in SLOTS]
-        found.append([s for s in steps if is_live(s)])
-    return found
+        live.append([s for s in steps if is_live(s)])
+    return live
 
 
 def split_reduction(s: Reduce) -> list[Reduce]:

@@ -69,10 +69,10 @@ def describe_call(name, method, communicator, args, kwargs, in_words) -> str:
     if name[0].islower() or name == "Alltoallw":
         return name
     blocking = name.removeprefix("I").removesuffix("_init").capitalize()
-    given = inspect.signature(method).bind(*args, **kwargs)
-    given.apply_defaults()
-    values = given.arguments
-    facts = []
+    bound = inspect.signature(method).bind(*args, **kwargs)
+    bound.apply_defaults()
+    values = bound.arguments
+    words = []
     size, rank = communicator.Get_size(), communicator.Get_rank()
     if not blocking.endswith("v"):
         send, recv = values.get("sendbuf", values.get("buf")), values.get("recvbuf")
@@ -83,11 +83,11 @@ def describe_call(name, method, communicator, args, kwargs, in_words) -> str:
         elif absent(send):
             own, parts = recv, size if blocking in ("Allgather", "Gather", "Alltoall", "Reduce_scatter_block") else 1
         if own is not None:
-            facts.append(in_words(own, parts))
+            words.append(in_words(own, parts))
     if "op" in values:
-        facts.append(describe(values["op"]))
+        words.append(describe(values["op"]))
     if "root" in values:
-        facts.append(f"root {int(values['root'])}")
+        words.append(f"root {int(values['root'])}")
     if values.get("recvcounts") is not None:
-        facts.append(f"counts {list(values['recvcounts'])}")
-    return f"{name}({', '.join(facts)})"
+        words.append(f"counts {list(values['recvcounts'])}")
+    return f"{name}({', '.join(words)})"

@@ -139,7 +139,7 @@ class Watchdog(threading.Thread):
         self.main = threading.get_ident()
         self.ended = threading.Event()
         self.clock = Awake()
-        self.asked = 0.0  # when another rank last asked: it reports, for all
+        self.questioned = 0.0  # when another rank last asked: it reports, for all
         self.seen, self.since = (0, 0), 0.0  # calls begun at the last look, and when so many were first seen
         self.sending: list[MPI.Request] = []
 
@@ -157,7 +157,7 @@ class Watchdog(threading.Thread):
         while not self.ended.wait(LOOK):
             self.answer()
             self.look()
-            early = self.asked > self.since or self.clock.now() - self.since < patience
+            early = self.questioned > self.since or self.clock.now() - self.since < patience
             if self.seen == reported or early or self.doing() is None:  # None where it computes
                 continue
             reported = self.seen
@@ -207,7 +207,7 @@ class Watchdog(threading.Thread):
         status = MPI.Status()
         while self.comm.iprobe(MPI.ANY_SOURCE, QUESTION, status):
             number = self.comm.recv(source=status.Get_source(), tag=QUESTION)
-            self.asked = self.clock.now()
+            self.questioned = self.clock.now()
             self.send((number, self.state()), status.Get_source(), REPLY)
 
     def send(self, what, rank: int, tag: int):

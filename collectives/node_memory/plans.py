@@ -44,9 +44,9 @@ def allreduce(window, send: np.ndarray | None, recv: np.ndarray, op: MPI.Op = MP
     alike(s, x, x.size)
     name, _ = operation(op, x.dtype)
     what = f"allreduce({name}, {x.size} {x.dtype})"
-    given, options = ({"x": x}, {}) if s is x else ({"x": x, "s": s}, {"send": "s"})
+    arrays, options = ({"x": x}, {}) if s is x else ({"x": x, "s": s}, {"send": "s"})
     through_slots = shared.small if x.nbytes <= SMALL_PRIVATE_BYTES else shared.slots
-    return one_of(window, what, (through_slots, shared.arrays), {"x": x}, x.size, given, op, around=around, **options)
+    return one_of(window, what, (through_slots, shared.arrays), {"x": x}, x.size, arrays, op, around=around, **options)
 
 
 def reduce(
@@ -60,10 +60,10 @@ def reduce(
         alike(s, x, x.size)
     name, _ = operation(op, s.dtype)
     what = f"reduce({name}, {s.size} {s.dtype}, root {root})"
-    given, options = {"x": x, "s": s}, {"send": "s", "root": root}
+    arrays, options = {"x": x, "s": s}, {"send": "s", "root": root}
     through_slots = shared.small if s.nbytes <= SMALL_BYTES else shared.slots
     return one_of(
-        window, what, (through_slots, shared.arrays_reduce), {"s": s}, s.size, given, op, around=around, **options
+        window, what, (through_slots, shared.arrays_reduce), {"s": s}, s.size, arrays, op, around=around, **options
     )
 
 
@@ -101,9 +101,9 @@ def allgather(window, send: np.ndarray | None, recv: np.ndarray, counts=None, pr
     s = x[lo:hi] if send is None else flat(send, "send")
     alike(x, s, hi - lo, f"send of rank {window.rank}")
     what = f"allgather({[b - a for a, b in cuts]} {x.dtype})"
-    given, options = ({"x": x}, {}) if send is None else ({"x": x, "s": s}, {"send": "s"})
+    arrays, options = ({"x": x}, {}) if send is None else ({"x": x, "s": s}, {"send": "s"})
     both = shared.slots_allgather, shared.arrays_allgather
-    return one_of(window, what, both, {"x": x}, cuts, given, private=private, around=around, **options)
+    return one_of(window, what, both, {"x": x}, cuts, arrays, private=private, around=around, **options)
 
 
 def broadcast(window, x: np.ndarray, root: int = 0, private=None, **around) -> Plan:
@@ -141,7 +141,7 @@ def peers(window, x: np.ndarray) -> Peers | None:
     return None
 
 
-def one_of(window, what, pair, named, count, given, op=None, private=None, around=None, **options):
+def one_of(window, what, pair, named, count, arrays, op=None, private=None, around=None, **options):
     """Plan one of two schedules: through slots, or the second where the arrays that others name are shared.
 
     Parameters
@@ -153,14 +153,14 @@ def one_of(window, what, pair, named, count, given, op=None, private=None, aroun
     around = around or {}
     peers = {name: window.peers(array) for name, array in named.items()}
     if max(array.nbytes for array in named.values()) > SMALL_BYTES and None not in peers.values():
-        return bind(window, what, pair[1], count, given, op, peers=peers, around=around, **options)
+        return bind(window, what, pair[1], count, arrays, op, peers=peers, around=around, **options)
     if private is not None:
         after = [private, *around.get("after", ())]
         return bind(window, what, shared.barrier, None, {}, around=around | {"after": after})
-    return bind(window, what, pair[0], count, given, op, around=around, **options)
+    return bind(window, what, pair[0], count, arrays, op, around=around, **options)
 
 
-def bind(window, what, schedule, count, given, op=None, peers=None, around=None, **options) -> Plan:
+def bind(window, what, schedule, count, arrays, op=None, peers=None, around=None, **options) -> Plan:
     """Bind a schedule to memory: the arrays that are given, those of peers, and slots.
 
     Parameters
@@ -169,7 +169,7 @@ def bind(window, what, schedule, count, given, op=None, peers=None, around=None,
         The call in words.
     schedule : generator function of algorithms/shared.py
     count : elements, or each rank's block
-    given : name in the schedule -> array
+    arrays : name in the schedule -> array
     op : None where nothing is reduced
     peers : name in the schedule -> where the array lies of which others' parts are named
     around : further arguments of Plan
@@ -177,12 +177,12 @@ def bind(window, what, schedule, count, given, op=None, peers=None, around=None,
     around, peers = dict(around or {}), peers or {}
     ranks = around.pop("ranks", range(window.size))  # the window's, as the schedule numbers them
     size = around.pop("size", window.size)
-    array = next((array for array in given.values() if array is not None), None)
+    array = next((array for array in arrays.values() if array is not None), None)
     dtype = np.dtype(np.uint8) if array is None else array.dtype
     options |= {"slot": SLOT_BYTES // dtype.itemsize, "line": max(1, LINE_BYTES // dtype.itemsize)}
     round_once = dtype == np.float16
     program = compiled(schedule, ranks[window.rank], size, count, round_once, tuple(options.items()))
-    buffers = {name: MPI.buffer(array) for name, array in given.items() if array is not None}
+    buffers = {name: MPI.buffer(array) for name, array in arrays.items() if array is not None}
     for name, both in zip(SLOTS, zip(*window.slots, strict=True), strict=True):
         buffers |= {(name, rank): MPI.buffer(slot) for rank, slot in zip(ranks, both, strict=True)}
         buffers[name] = MPI.buffer(both[window.rank])

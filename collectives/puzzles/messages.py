@@ -186,12 +186,12 @@ memory = Puzzle(
 
 torus = Puzzle(
     "sum on a torus",
-    """Sixteen ranks on a torus of 4 x 4: rank 4 i + j has a cable to the ranks above and below and to the left and
-    right of it, and all ends are joined. A cable carries an element in a unit of time in each direction, and a message
+    """Sixteen ranks on a torus of 4 x 4: rank 4 i + j has a link to the ranks above and below and to the left and
+    right of it, and all ends are joined. A link carries an element in a unit of time in each direction, and a message
     takes a unit longer. All ranks are to have the sum of all x. One ring through all ranks takes 638 units, and leaves
-    three cables of every rank idle.
+    three links of every rank idle.
 
-    A rank may send over all of its cables in one round. Four sums at once, each of a quarter of the vector?""",
+    A rank may send over all of its links in one round. Four sums at once, each of a quarter of the vector?""",
     16,
     320,
     OPERATIONS["allreduce"],
@@ -203,8 +203,8 @@ torus = Puzzle(
 
 thin_link = Puzzle(
     "sum over a thin link",
-    """Two nodes of four ranks: 0 to 3 and 4 to 7. Inside a node every rank has a cable to a switch that carries ten
-    elements in a unit of time, but all that leaves a node goes over one cable that carries one. All ranks are to have
+    """Two nodes of four ranks: 0 to 3 and 4 to 7. Inside a node every rank has a link to a switch that carries ten
+    elements in a unit of time, but all that leaves a node goes over one link that carries one. All ranks are to have
     the sum of all x. A ring through all ranks takes 562 units: over the thin link go 1.75 vectors each way.
 
     How much of its vector does a node have to send at least, and which rank sends what of it?""",

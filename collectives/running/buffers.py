@@ -263,7 +263,7 @@ def packed(x: Bytes) -> tuple[Bytes, list, list]:
     ends = [0, *accumulate(hi - lo for lo, hi in x.blocks)]
     copy = Bytes(allocate(ends[-1]), tuple(pairwise(ends)))
     pairs = [(copy.block(i), x.block(i)) for i in range(len(x.blocks))]
-    return copy, [copying(own, given) for own, given in pairs], [copying(given, own) for own, given in pairs]
+    return copy, [copying(mine, theirs) for mine, theirs in pairs], [copying(theirs, mine) for mine, theirs in pairs]
 
 
 def slices_of(message: Message, parts: int) -> list[tuple[int, int]]:

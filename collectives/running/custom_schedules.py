@@ -67,7 +67,7 @@ def compile_function(planner, key, operation, function, count, itemsize, float16
 
 def compile_rounds(planner, rounds, op, buffers, computations) -> Plan:
     """Return a schedule of the caller's own on named arrays (collective): wrong ones are refused on all ranks."""
-    mistake, live, given, program = None, [], {}, None
+    mistake, live, counts, program = None, [], {}, None
     try:
         live = live_rounds(rounds, planner.rank)
         if not buffers:
@@ -76,14 +76,14 @@ def compile_rounds(planner, rounds, op, buffers, computations) -> Plan:
         first = next(iter(messages.values()))
         for message in messages.values():
             same_type(first, message)
-        given = {name: message.count for name, message in messages.items()}
+        counts = {name: message.count for name, message in messages.items()}
         program = Program(live, planner.rank, round_once=first.float16)
-        check_schedule(planner, live, program, given, computations)
+        check_schedule(planner, live, program, counts, computations)
     except Exception as error:  # sent to the others, who would wait for this rank
         mistake = error
     short = sum(map(len, live)) * planner.size <= MOST_STEPS
     near = any(shares_memory(step, planner.rank) for steps in live for step in steps)
-    answers = planner.comm.allgather((str(mistake or ""), live if short else None, given, near))
+    answers = planner.comm.allgather((str(mistake or ""), live if short else None, counts, near))
     if mistake:
         raise mistake
     for rank, (message, *_) in enumerate(answers):
@@ -110,9 +110,9 @@ def compile_rounds(planner, rounds, op, buffers, computations) -> Plan:
     return planner.plan(program, memory, message=first, op=op, computations=computations, own=own)
 
 
-def check_schedule(planner, rounds, program, given, computations) -> None:
+def check_schedule(planner, rounds, program, counts, computations) -> None:
     """Refuse what this rank alone can see to be wrong."""
-    for name, count in given.items():
+    for name, count in counts.items():
         if (needed := program.lengths.get(name, 0)) > count:
             raise ValueError(
                 f"compile: rank {planner.rank}'s schedule needs {needed} elements of {name}, which has {count}"
@@ -130,11 +130,11 @@ def memory_for(planner, lengths, arrays, message) -> dict[str, dict[int, MPI.buf
     """Memory for what ranks name of each other's buffers: the arrays themselves where all ranks see those."""
     if planner.made_window is None and not planner.shares():
         raise OSError(f"compile: the schedule is for shared memory, and there is none: {planner.selection.refused}")
-    found = {name: x is not None and planner.window.peers(np.asarray(x)) for name, x in arrays.items()}
-    places = planner.comm.allgather({name: peers and peers.place for name, peers in found.items()})
-    shared = {name for name in lengths if found[name] and all(place[name] == places[0][name] for place in places)}
+    peers = {name: x is not None and planner.window.peers(np.asarray(x)) for name, x in arrays.items()}
+    places = planner.comm.allgather({name: parts and parts.place for name, parts in peers.items()})
+    shared = {name for name in lengths if peers[name] and all(place[name] == places[0][name] for place in places)}
     new = planner.seen_by_all({name: n * message.itemsize for name, n in lengths.items() if name not in shared})
-    return new | {name: planner.by_rank(found[name]) for name in shared}
+    return new | {name: planner.by_rank(peers[name]) for name in shared}
 
 
 def between_barriers(rounds: list[list[Step]], ranks: list[int]) -> list[list[Step]]:

@@ -366,13 +366,13 @@ def end() -> None:
     progress.thread.stop()
     for queue in tuple(in_flight):
         queue.admit()
-    left = [queue for queue in tuple(in_flight) if queue.waiting]
-    if not left:
+    unfinished = [queue for queue in tuple(in_flight) if queue.waiting]
+    if not unfinished:
         return
     me = f"rank {MPI.COMM_WORLD.Get_rank()}"
     failed = hasattr(sys, "last_value")  # the other ranks may never come, or abort
     ending = "an exception ends the program" if failed else "the program ends"
-    for queue in left:
+    for queue in unfinished:
         requests = [(request, request.buffers) for request in list(queue.waiting)]  # a thread may still end some
         alike = Counter(f"{r.what} of {describe(b)} (started at {r.place})" for r, b in requests if b is not None)
         for what, times in list(alike.items())[:NAMED]:
@@ -381,15 +381,15 @@ def end() -> None:
         if len(alike) > NAMED:
             write_stderr(f"{me}: nor for {len(alike) - NAMED} more")
     until = time.monotonic() + (0 if failed else PATIENCE)
-    while time.monotonic() < until and any(queue.waiting for queue in left):
+    while time.monotonic() < until and any(queue.waiting for queue in unfinished):
         progress.advance_all()
         time.sleep(1e-3)
-    for queue in left:
+    for queue in unfinished:
         queue.stop()
         for request in queue.waiting:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))  # for ever: MPI may read and write its memory
     in_flight.clear()
-    if not failed and (missing := sum(len(queue.waiting) for queue in left)):
+    if not failed and (missing := sum(len(queue.waiting) for queue in unfinished)):
         write_stderr(
             f"{me}: {missing} not finished in {PATIENCE:g} s more: other ranks have not started the same, or are gone"
         )

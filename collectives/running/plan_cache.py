@@ -32,13 +32,13 @@ ndarray = np.ndarray
 SHORT = 2  # bytes of elements that the library cannot sum (float16), or differently: sooner asked for than the type
 
 
-def fingerprint(build, algorithm, more, buffers):
+def fingerprint(build, algorithm, key_args, buffers):
     """The key under which a plan may be kept: what plans it, which algorithm, what else a call has, its buffers.
 
     None where a buffer is no NumPy array: nothing then says where its memory is.
     """
     key = [build, algorithm]
-    for item in more:
+    for item in key_args:
         if type(item) is Op:
             key += id(item), item.handle
         else:
@@ -105,8 +105,8 @@ class PlanCache(dict):
 
     def put(self, key: Hashable, plan: Plan) -> Plan:
         """Keep a plan under a key that is not in the cache, and free those that are gone or have become too many."""
-        for left in [each for each, other in self.items() if other.orphaned]:
-            self.drop(left)
+        for orphan in [each for each, other in self.items() if other.orphaned]:
+            self.drop(orphan)
         self.bytes += plan.bytes
         chances = 2 * len(self)
         while self and chances and (len(self) >= self.limit or self.bytes > self.limit_bytes):
@@ -169,7 +169,7 @@ def shortcuts(methods, native: MPI.Intracomm, native_below, waiting, known) -> d
     known : id of an array -> what is known of its allreduce in place, or None
     """
     made = {}
-    for name, operation, make, more in (
+    for name, operation, make, extra in (
         ("Allreduce", "allreduce", allreduce, known),
         ("Allgather", "allgather", allgather, None),
         ("Barrier", "barrier", barrier, None),
@@ -179,7 +179,7 @@ def shortcuts(methods, native: MPI.Intracomm, native_below, waiting, known) -> d
     ):
         limit = native_below(operation)
         if limit >= 0 or operation == "allreduce":
-            made[name] = make(getattr(native, name), getattr(methods, name), limit, waiting, more)
+            made[name] = make(getattr(native, name), getattr(methods, name), limit, waiting, extra)
     return made
 
 

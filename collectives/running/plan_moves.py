@@ -26,8 +26,8 @@ from collectives.running.buffers import (
 )
 
 
-def barrier(planner, asked):
-    name = planner.selection.choose(asked, Call("barrier", 0))
+def barrier(planner, requested):
+    name = planner.selection.choose(requested, Call("barrier", 0))
     if name == "native":
         return NATIVE
     if name in NODE_MEMORY:
@@ -35,35 +35,35 @@ def barrier(planner, asked):
     return planner.plan(planner.program("barrier", name), {})
 
 
-def broadcast(planner, buf, root, asked):
+def broadcast(planner, buf, root, requested):
     planner.check_root(root)
     message = outgoing(buf) if planner.rank == root else incoming(buf)
     x = whole(message)
     call = Call("broadcast", x.nbytes)
-    name = planner.selection.choose(asked, call)
+    name = planner.selection.choose(requested, call)
     if name == "native":
         return NATIVE
     if name in NODE_MEMORY:
         private = None
-        if planner.selection.library_for_private(name, asked, call):
+        if planner.selection.library_for_private(name, requested, call):
             private = partial(planner.comm.Bcast, [x, MPI.BYTE], root)
         return planner.window.broadcast(array(x), root, private, keep=(message.datatype,))
     program = planner.program("broadcast", name, x.nbytes, root=root)
     return planner.plan(program, {"x": x}, keep=(message.datatype,))
 
 
-def scatter(planner, sendbuf, recvbuf, root, asked, vector=False):
-    return rooted(planner, "scatter", sendbuf, recvbuf, root, asked, vector)
+def scatter(planner, sendbuf, recvbuf, root, requested, vector=False):
+    return rooted(planner, "scatter", sendbuf, recvbuf, root, requested, vector)
 
 
-def gather(planner, sendbuf, recvbuf, root, asked, vector=False):
-    return rooted(planner, "gather", recvbuf, sendbuf, root, asked, vector)
+def gather(planner, sendbuf, recvbuf, root, requested, vector=False):
+    return rooted(planner, "gather", recvbuf, sendbuf, root, requested, vector)
 
 
 scatterv, gatherv = partial(scatter, vector=True), partial(gather, vector=True)
 
 
-def rooted(planner, operation, all_blocks, own_block, root, asked, vector):
+def rooted(planner, operation, all_blocks, own_block, root, requested, vector):
     """Scatter and gather: the root has the buffer of all blocks, each rank that of its own."""
     planner.check_root(root)
     reads, writes_ = (outgoing, incoming) if operation == "scatter" else (incoming, outgoing)
@@ -82,7 +82,7 @@ def rooted(planner, operation, all_blocks, own_block, root, asked, vector):
             own = all_.block(root)
         check_lengths(planner, operation, all_.block(root).nbytes, own.nbytes)
     length = own.nbytes
-    name = planner.selection.choose(asked, Call(operation, length * planner.size, vector))
+    name = planner.selection.choose(requested, Call(operation, length * planner.size, vector))
     if name == "native":
         return NATIVE
     if planner.rank == root:
@@ -92,14 +92,14 @@ def rooted(planner, operation, all_blocks, own_block, root, asked, vector):
     else:
         blocks = tuple((i * length, (i + 1) * length) for i in range(planner.size))
     if vector and name != "flat":
-        blocks = told_by_root(planner, blocks, root)
+        blocks = blocks_of_root(planner, blocks, root)
     names = ("x", "y") if operation == "scatter" else ("y", "x")  # of all blocks, and of the own one
     buffers = {names[1]: own} | ({names[0]: all_.memory} if all_ else {})
     program = planner.program(operation, name, blocks, root=root)
     return planner.plan(program, buffers, keep=tuple(keep))
 
 
-def told_by_root(planner, blocks, root):
+def blocks_of_root(planner, blocks, root):
     """Blocks of the lengths that only the root knows (collective)."""
     lengths = [hi - lo for lo, hi in blocks] if planner.rank == root else None
     ends = [0, *accumulate(planner.comm.bcast(lengths, root))]
@@ -114,17 +114,17 @@ def check_lengths(planner, operation, one, other):
         )
 
 
-def allgather(planner, sendbuf, recvbuf, asked, vector=False):
+def allgather(planner, sendbuf, recvbuf, requested, vector=False):
     recv = incoming(recvbuf, planner.size, vector)
     slices = slices_of(recv, planner.size)
     nbytes = sum(hi - lo for lo, hi in slices) * recv.itemsize
     call = Call("allgather", nbytes, vector)
-    name = planner.selection.choose(asked, call)
+    name = planner.selection.choose(requested, call)
     if name == "native":
         return NATIVE
-    given = as_bytes(recv, slices)
-    x, before, after = packed(given) if in_order(name) else (given, [], [])
-    keep = (recv.datatype,) if x is given else (recv.datatype, x.memory)
+    received = as_bytes(recv, slices)
+    x, before, after = packed(received) if in_order(name) else (received, [], [])
+    keep = (recv.datatype,) if x is received else (recv.datatype, x.memory)
     if not is_in_place(sendbuf):
         send = outgoing(sendbuf)
         own = whole(send)
@@ -133,7 +133,7 @@ def allgather(planner, sendbuf, recvbuf, asked, vector=False):
         keep = (*keep, send.datatype)
     if name in NODE_MEMORY:
         lengths, private = [hi - lo for lo, hi in x.blocks], None
-        if planner.selection.library_for_private(name, asked, call):  # all blocks have one length
+        if planner.selection.library_for_private(name, requested, call):  # all blocks have one length
             private = partial(planner.comm.Allgather, MPI.IN_PLACE, [x.memory, lengths[0], MPI.BYTE])
         around = {"before": before, "after": after, "keep": keep}
         return planner.window.allgather(None, array(x.memory), lengths, private, **around)
@@ -148,11 +148,11 @@ def in_order(name) -> bool:
     return callable(name) or name in NODE_MEMORY or CONSECUTIVE in ALGORITHMS["allgather"][name].needs
 
 
-def alltoall(planner, sendbuf, recvbuf, asked, vector=False):
+def alltoall(planner, sendbuf, recvbuf, requested, vector=False):
     recv = incoming(recvbuf, planner.size, vector)
     y = as_bytes(recv, slices_of(recv, planner.size))
     nbytes = sum(hi - lo for lo, hi in y.blocks)
-    name = planner.selection.choose(asked, Call("alltoall", nbytes, vector))
+    name = planner.selection.choose(requested, Call("alltoall", nbytes, vector))
     if name == "native":
         return NATIVE
     if is_in_place(sendbuf):

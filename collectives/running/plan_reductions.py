@@ -41,7 +41,7 @@ def operands(sendbuf, recvbuf):
     return send, recv
 
 
-def choice(planner, operation, asked, message, count, op):
+def choice(planner, operation, requested, message, count, op):
     """The algorithm for a reduction of so many elements; native where only the library can do it."""
     if message.float16 and op.handle not in UFUNCS:
         raise TypeError("float16 has SUM, PROD, MAX and MIN; for another operation convert to float32")
@@ -55,7 +55,7 @@ def choice(planner, operation, asked, message, count, op):
         float16=message.float16,
         numpy=libraries_differ(op, message.elements.dtype),
     )
-    return planner.selection.choose(asked, call)
+    return planner.selection.choose(requested, call)
 
 
 def refuse_undefined(op, datatype):
@@ -74,10 +74,10 @@ def refuse_undefined(op, datatype):
     DEFINED.add(key)
 
 
-def reduce_on_every_rank(operation, planner, sendbuf, recvbuf, op, asked):
+def reduce_on_every_rank(operation, planner, sendbuf, recvbuf, op, requested):
     """Every rank gets a result of the same length, made in its receive buffer."""
     send, recv = operands(sendbuf, recvbuf)
-    name = choice(planner, operation, asked, recv, recv.count, op)
+    name = choice(planner, operation, requested, recv, recv.count, op)
     if name == "native":
         return NATIVE
     if name in NODE_MEMORY:
@@ -102,13 +102,13 @@ def reduce_on_every_rank(operation, planner, sendbuf, recvbuf, op, asked):
 allreduce, scan, exscan = (partial(reduce_on_every_rank, operation) for operation in ("allreduce", "scan", "exscan"))
 
 
-def reduce(planner, sendbuf, recvbuf, op, root, asked):
+def reduce(planner, sendbuf, recvbuf, op, root, requested):
     planner.check_root(root)
     if planner.rank == root:
         send, message = operands(sendbuf, recvbuf)
     else:
         send = message = outgoing(sendbuf)
-    name = choice(planner, "reduce", asked, message, message.count, op)
+    name = choice(planner, "reduce", requested, message, message.count, op)
     if name == "native":
         return NATIVE
     if name in NODE_MEMORY:
@@ -125,7 +125,7 @@ def reduce(planner, sendbuf, recvbuf, op, root, asked):
     return planner.plan(program, {"x": x}, before, (), keep, message=message, op=op)
 
 
-def reduce_scatter(planner, sendbuf, recvbuf, counts, op, asked):
+def reduce_scatter(planner, sendbuf, recvbuf, counts, op, requested):
     """`counts` of each rank's block, or None where all are as long as this one's."""
     in_place = is_in_place(sendbuf)
     parts = planner.size if counts is None else 1  # a count that is given with a buffer is then one block's
@@ -149,7 +149,7 @@ def reduce_scatter(planner, sendbuf, recvbuf, counts, op, asked):
         )
     if source is not recv:
         refuse_overlap(source, recv)
-    name = choice(planner, "reduce_scatter", asked, recv, total, op)
+    name = choice(planner, "reduce_scatter", requested, recv, total, op)
     if name == "native":
         return NATIVE
     if name in NODE_MEMORY:
@@ -167,13 +167,13 @@ def reduce_scatter(planner, sendbuf, recvbuf, counts, op, asked):
     return planner.plan(program, {"x": x}, before, after, (x,), message=recv, op=op)
 
 
-def reduce_scatter_block(planner, sendbuf, recvbuf, op, asked):
-    return reduce_scatter(planner, sendbuf, recvbuf, None, op, asked)
+def reduce_scatter_block(planner, sendbuf, recvbuf, op, requested):
+    return reduce_scatter(planner, sendbuf, recvbuf, None, op, requested)
 
 
 def two_level(planner, send, x, op, message):
     """Allreduce over several nodes by the schedules of algorithms/shared.py: through slots, or over shared arrays."""
-    given = {"x": x} if send is None else {"x": x, "s": send}
+    arrays = {"x": x} if send is None else {"x": x, "s": send}
     options = {"nodes": planner.nodes, "send": "x" if send is None else "s"}
     options["segment"] = max(1, SEGMENT_BYTES // x.itemsize)
     around = planner.reducing(message, op) | {"comm": planner.comm, "synchronous": planner.synchronous}
@@ -185,7 +185,7 @@ def two_level(planner, send, x, op, message):
     }
     what = f"allreduce({describe(op)}, {x.size} {x.dtype} over nodes)"
     both = shared.two_level, shared.two_level_arrays
-    return one_of(planner.window, what, both, given, x.size, given, op, around=around, **options)
+    return one_of(planner.window, what, both, arrays, x.size, arrays, op, around=around, **options)
 
 
 def ordered(op) -> bool:

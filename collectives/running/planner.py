@@ -48,18 +48,18 @@ class Planner:
     ----------
     comm : MPI.Intracomm
         a private duplicate
-    given : operation -> algorithm asked for
+    algorithms : operation -> the requested one
     synchronous : send with Ssend semantics
     memory : whether ranks of a node may share memory
     """
 
-    def __init__(self, comm, given, synchronous, memory=True):
+    def __init__(self, comm, algorithms, synchronous, memory=True):
         self.comm, self.synchronous = comm, synchronous
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.node = register(same_node(comm))
         self.nodes = tuple(comm.allgather(self.node.bcast(self.rank)))  # of each rank: the first rank on its node
         self.here = [r for r, node in enumerate(self.nodes) if node == self.nodes[self.rank]]
-        self.selection = Selection(given, self.nodes, MPI.Get_library_version(), memory)
+        self.selection = Selection(algorithms, self.nodes, MPI.Get_library_version(), memory)
         self.programs = Programs()
         self.scratch, self.scratch_bytes = {}, 0  # for what ranks name of each other's in the caller's algorithms
         self.forget_scratch = lambda: None  # called when plans on `scratch` must go
@@ -77,7 +77,7 @@ class Planner:
 
     @property
     def made_window(self) -> SharedWindow | None:
-        """The same, where it is made."""
+        """The window if it is made, else None."""
         return vars(self).get("window")
 
     def abort(self, cause: str) -> None:
@@ -152,15 +152,15 @@ class Planner:
 
     # ---------------------------------------------------------------------------------- which algorithm, as a program
 
-    def asked_in_flight(self, operation, algorithm):
+    def requested_in_flight(self, operation, algorithm):
         """What a nonblocking or persistent call asks for: schedules of ours, as the library would not advance its own.
 
         Without a window they send messages, as to make one is to wait for other ranks.
         """
-        asked = self.selection.asked(operation, algorithm)
-        if not callable(asked) and self.made_window is None and not self.may_wait and self.size > 1:
-            return "messages" if asked in (*AUTOMATIC, *NODE_MEMORY) else asked
-        return "schedule" if asked == "auto" else asked
+        requested = self.selection.requested(operation, algorithm)
+        if not callable(requested) and self.made_window is None and not self.may_wait and self.size > 1:
+            return "messages" if requested in (*AUTOMATIC, *NODE_MEMORY) else requested
+        return "schedule" if requested == "auto" else requested
 
     def check_root(self, root):
         if not 0 <= root < self.size:
@@ -191,22 +191,22 @@ class Planner:
 
         `own` says where the buffers that ranks name of each other lie; by default in copies that all can see.
         """
-        kept, more = [*keep], {}
+        kept, elements = [*keep], {}
         dtype = np.dtype(np.uint8) if message is None else message.elements.dtype
         if message is not None:
             kept += [op, message.datatype]  # grows by what the sums of float16 need
-            more = {"datatype": message.datatype, "extent": message.itemsize}
+            elements = {"datatype": message.datatype, "extent": message.itemsize}
             if op is not None:
-                more |= self.reducing(message, op)
-                more["sum_into"] = partial(sum_into, op, dtype, kept.append)
+                elements |= self.reducing(message, op)
+                elements["sum_into"] = partial(sum_into, op, dtype, kept.append)
         if program.named is not None:
-            extent = more.get("extent", 1)
+            extent = elements.get("extent", 1)
             seen = self.copies_of(program, extent) if own is None else own
             mine = {name: parts[self.rank] for name, parts in seen.items()}
-            given = {name: (mine[name], buffers[name]) for name in mine if name in buffers}
-            given = {name: (a[: b.nbytes], b) for name, (a, b) in given.items() if a.address != b.address}
-            changed = [pair for name, pair in given.items() if (name, self.rank) in program.named.written]
-            before = [*before, *(copying(a, b) for a, b in given.values())]
+            pairs = {name: (mine[name], buffers[name]) for name in mine if name in buffers}
+            copies = {name: (a[: b.nbytes], b) for name, (a, b) in pairs.items() if a.address != b.address}
+            changed = [pair for name, pair in copies.items() if (name, self.rank) in program.named.written]
+            before = [*before, *(copying(a, b) for a, b in copies.values())]
             after = [*(copying(b, a) for a, b in changed), *after]
             others = {(name, r): part for name, parts in seen.items() for r, part in parts.items() if r != self.rank}
             buffers = buffers | mine | others
@@ -214,7 +214,7 @@ class Planner:
             program,
             self.comm,
             buffers,
-            **more,
+            **elements,
             barrier=self.barrier,
             split_barrier=lambda step, _: split_barrier_of(self.window, IN_MEMORY, self.here, self.within(step)),
             compute=partial(computing, computations or {}, dtype),

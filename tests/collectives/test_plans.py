@@ -309,7 +309,7 @@ def test_an_entry_of_the_registry_is_what_its_name_is(communicator, ranks):
     from collectives import ALGORITHMS
 
     communicator.Barrier(algorithm=ALGORITHMS["barrier"]["dissemination"])
-    asked = communicator._planner.selection.asked
+    requested = communicator._planner.selection.requested
     for operation in ALGORITHMS:
         for name, entry in by_messages(operation).items():
-            assert asked(operation, entry) == asked(operation, name) == name
+            assert requested(operation, entry) == requested(operation, name) == name
