@@ -19,54 +19,52 @@ def barrier_of(window, what: str, ranks, step: Barrier) -> Callable[[], object]:
     return partial(window.flags.subset_barrier, [ranks.index(rank) for rank in step.ranks], what)
 
 
-def split_barrier_of(window, what: str, ranks, step: Barrier):
-    """Return the same in two calls, for a plan in flight."""
-    if step.ranks is None or len(step.ranks) == window.size:
-        return SplitBarrier(window, what)
-    return SplitSubsetBarrier(window.flags, what, [ranks.index(rank) for rank in step.ranks])
-
-
-class SplitSubsetBarrier:
-    """A barrier of some ranks of a window: Start says that this one has come; Test and Wait are for the others."""
-
-    def __init__(self, flags, what: str, ranks: list[int]):
-        self.flags, self.what, self.ranks = flags, what, ranks
-        self.counts: dict[int, int] = {}
-
-    def Start(self):
-        self.counts = self.flags.arrive_at_subset(self.ranks)
-
-    def Test(self) -> bool:
-        return self.flags.subset_arrived(self.counts)
-
-    def Wait(self):
-        self.flags.wait_for_subset(self.counts, self.what)
-
-
 class SplitBarrier:
-    """A barrier of all ranks of a window in two calls, so that a plan in flight need not wait in it.
+    """A barrier in two calls, so that a plan in flight need not wait in it.
 
-    Start says that this rank has come; Test looks whether all have, Wait waits for that. For the first barrier of a
-    plan there is a signature that all must show (`marks`), and `agree` is called with whether they do.
+    Start says that this rank has come; Test looks whether all have, Wait waits for that.
+
+    Parameters
+    ----------
+    start : function () -> what `test` and `wait` are given
+    test : function -> whether all have come
+    wait : function that waits for them
     """
 
-    def __init__(self, window, what: str, marks=UNSIGNED, agree: Callable[[bool], None] | None = None):
-        self.flags, self.what, self.marks, self.agree = window.flags, what, marks, agree
-        self.shown: tuple[int, int] = (0, 0)
+    def __init__(self, start: Callable, test: Callable, wait: Callable):
+        self.start, self.test, self.wait = start, test, wait
+        self.awaited = None
 
     def Start(self):
-        self.shown = self.flags.arrive(self.marks)
+        self.awaited = self.start()
 
     def Test(self) -> bool:
-        same = self.flags.arrived(*self.shown)
-        if same is not None and self.agree is not None:
-            self.agree(same)
-        return same is not None
+        return self.test(self.awaited)
 
     def Wait(self):
-        same = self.flags.wait_for_all(*self.shown, self.what)
-        if self.agree is not None:
-            self.agree(same)
+        self.wait(self.awaited)
+
+
+def split_barrier_of(window, what: str, ranks, step: Barrier) -> SplitBarrier:
+    """Return the same in two calls, for a plan in flight."""
+    flags = window.flags
+    if step.ranks is None or len(step.ranks) == window.size:
+        return split_barrier(flags, what, UNSIGNED, lambda same: None)
+    subset = [ranks.index(rank) for rank in step.ranks]
+    wait = lambda counts: flags.wait_for_subset(counts, what)
+    return SplitBarrier(partial(flags.arrive_at_subset, subset), flags.subset_arrived, wait)
+
+
+def split_barrier(flags, what: str, marks: tuple[int, int], agree: Callable[[bool], None]) -> SplitBarrier:
+    """Return a barrier of all ranks, which show `marks`; `agree` is called with whether all show the same."""
+
+    def test(shown) -> bool:
+        same = flags.arrived(*shown)
+        if same is not None:
+            agree(same)
+        return same is not None
+
+    return SplitBarrier(partial(flags.arrive, marks), test, lambda shown: agree(flags.wait_for_all(*shown, what)))
 
 
 def first_barrier(window, what: str, places: list, epochs: int) -> tuple[Callable[[], None], Callable]:
@@ -82,7 +80,7 @@ def first_barrier(window, what: str, places: list, epochs: int) -> tuple[Callabl
         if not same:
             raise disagreement(window, what, places)
 
-    return agree, partial(SplitBarrier, window, what, marks, agree)
+    return agree, partial(split_barrier, window.flags, what, marks, agree)
 
 
 def disagreement(window, what: str, places: list) -> Disagreement:

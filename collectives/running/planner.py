@@ -27,7 +27,6 @@ from collectives.node_memory.window import SharedWindow
 from collectives.progress import advance_all, in_flight
 from collectives.running.custom_schedules import compile_function
 from collectives.running.nonblocking import write_stderr
-from collectives.steps import Barrier
 
 # Operations for which a (+) b and b (+) a are the same to the last bit (not MAX and MIN: one operand may be a NaN).
 SYMMETRIC = {op.handle for op in (MPI.SUM, MPI.PROD, MPI.LAND, MPI.LOR, MPI.LXOR, MPI.BAND, MPI.BOR, MPI.BXOR)}
@@ -215,8 +214,8 @@ class Planner:
             self.comm,
             buffers,
             **elements,
-            barrier=self.barrier,
-            split_barrier=lambda step, _: split_barrier_of(self.window, IN_MEMORY, self.here, self.within(step)),
+            barrier=lambda step: barrier_of(self.window, IN_MEMORY, self.here, step),
+            split_barrier=lambda step, _: split_barrier_of(self.window, IN_MEMORY, self.here, step),
             compute=partial(computing, computations or {}, dtype),
             wait_long=self.wait_long if self.selection.memory else None,  # else nobody could see it
             synchronous=self.synchronous,
@@ -236,14 +235,6 @@ class Planner:
             "combine": partial(by_numpy, op, dtype) if differ else partial(partial, op.Reduce_local),
             "commutes": op.handle in SYMMETRIC,
         }
-
-    def within(self, step: Barrier) -> Barrier:
-        """A Barrier of ranks of this node, all of them named."""
-        return Barrier(tuple(range(self.size))) if step.ranks is None else step
-
-    def barrier(self, step: Barrier):
-        """The call that waits until the ranks of a Barrier have come."""
-        return barrier_of(self.window, IN_MEMORY, self.here, self.within(step))
 
     def copies_of(self, program, extent) -> dict[str, dict[int, MPI.buffer]]:
         """Memory for what ranks name of each other's buffers in an algorithm (collective when first asked for).
