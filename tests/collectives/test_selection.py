@@ -211,12 +211,12 @@ def test_a_measured_table_holds_for_messages_too(tmp_path, monkeypatch):
     selection = Selection({}, [0, 0], memory=False)
     assert selection.reason("auto", Call("allreduce", 500)) == ("ring", f"{file} says so up to 1,000 bytes")
     for asked in ("auto", "schedule", "messages"):
-        asked = selection.asked("allreduce", asked)
-        name, why = selection.reason(asked, Call("allreduce", 1 << 20))
+        requested = selection.requested("allreduce", asked)
+        name, why = selection.reason(requested, Call("allreduce", 1 << 20))
         assert name == "segmented_ring" and why == "shared needs node memory: only messages are sent"
-        assert selection.choose(asked, Call("broadcast", 100)) == "flat"
-        assert selection.choose(asked, Call("allgather", 100)) == "doubling"
-        assert selection.reason(asked, Call("scan", 100))[1].startswith("the default table says so")
+        assert selection.choose(requested, Call("broadcast", 100)) == "flat"
+        assert selection.choose(requested, Call("allgather", 100)) == "doubling"
+        assert selection.reason(requested, Call("scan", 100))[1].startswith("the default table says so")
 
 
 @pytest.mark.parametrize(
