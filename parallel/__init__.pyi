@@ -28,7 +28,7 @@ from parallel.strategies.pipeline.strategy import PipeDream as PipeDream
 from parallel.strategies.pipeline.strategy import Pipeline as Pipeline
 from parallel.strategies.sandblaster import Sandblaster as Sandblaster
 from parallel.strategies.serial import ReproducibleSerial as ReproducibleSerial
-from parallel.strategies.tensor.tensor_parallel import TensorParallel as TensorParallel
+from parallel.strategies.tensor_parallel import TensorParallel as TensorParallel
 from parallel.strategies.zero import FullyShardedDataParallel as FullyShardedDataParallel
 from parallel.strategies.zero import ReproducibleFullyShardedDataParallel as ReproducibleFullyShardedDataParallel
 from parallel.strategies.zero import ReproducibleZeRO1 as ReproducibleZeRO1

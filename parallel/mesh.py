@@ -1,4 +1,4 @@
-"""Who is whose peer: the ranks of a run, and their axes data x pipeline x tensor x space x branch x context.
+"""Who is whose peer: the ranks of a run, and their axes data x pipeline x context x tensor x space x branch.
 
 Without a communicator there is one process, and what it asks all ranks it asks itself: so nothing else need know.
 """
@@ -50,7 +50,7 @@ class Ranks(Group):
         return out
 
 
-AXES = ("data", "pipeline", "tensor", "space", "branch", "context")
+AXES = ("data", "pipeline", "context", "tensor", "space", "branch")
 
 
 def sizes(
@@ -90,12 +90,12 @@ def sizes(
 class Mesh:
     """The ranks of a run and their axes (collective).
 
-    The ranks of the axis "data" share every global batch; those of "pipeline" have stages of one network, and those of
-    "tensor" parts of one stage's tensors; those of "space" rows of the same images, those of "branch" the branches of
-    modules, and those of "context" positions of the same sequences. Neighbours on the last axis are neighbours in the
-    communicator; of data, pipeline and tensor
+    The ranks of the axis "data" share every global batch; those of "pipeline" have stages of one network, those of
+    "context" positions of the same sequences, and those of "tensor" parts of one stage's tensors; those of "space" rows
+    of the same images, and those of "branch" the branches of modules. Neighbours on the last axis, who talk most, are
+    neighbours in the communicator:
 
-        rank = (data * pipelines + pipeline) * tensors + tensor
+        rank = ((data * pipelines + pipeline) * contexts + context) * tensors + tensor
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class Mesh:
     workers : sequence of int or None
         Those that compute gradients; None for all. Others serve, and are on no axis; where workers have other axes
         than "data", they are the first ranks.
-    data, pipeline, tensor, space, branch, context : int
+    data, pipeline, context, tensor, space, branch : int
         Ranks along each axis; data None for as many as are left.
 
     Attributes
@@ -116,13 +116,15 @@ class Mesh:
         The same of the axis "data"; the index of a rank that is not on it is None.
     data : collectives.Communicator or None
         Of the ranks on that axis that have what this rank has of the network.
-    pipeline, tensor, space, branch, context : the same, None where there is one rank
-    model : the same, of the ranks that have one network together
+    pipeline, context, tensor, space, branch : the same, None where there is one rank
+    model : the same, of the ranks that have the parameters of one network together: "pipeline" and "tensor"
     model_size : int
         How many these are, told to those that serve as well.
     line : Mesh
         Of the ranks that have the same of the network, and whose gradients are summed: what an exchange sees. They are
-        those of the axes "data", "space", "branch" and "context".
+        those of the axes "data", "context", "space" and "branch".
+    copies : int
+        How many these are, told to those that serve as well.
 
     Raises
     ------
@@ -157,12 +159,12 @@ class Mesh:
             self.data = self.group(workers) if communicator else None
             self.sizes = dict.fromkeys(AXES, 1) | {"data": self.count}
             self.places = dict.fromkeys(AXES, 0) | {"data": self.index}
-            self.line = self
+            self.line, self.copies = self, self.count
             return
-        if model > 1 < same:
+        if model > 1 < space * branch:
             raise ValueError(
-                "mesh: the axes pipeline and tensor, whose ranks have parts of the parameters, do not go with space, "
-                "branch and context, whose ranks sum the gradients of all"
+                "mesh: the axes pipeline and tensor, whose ranks have parts of the parameters, do not go with space "
+                "and branch, whose ranks sum the gradients of all"
             )
         servers = self.size - len(workers)
         self.sizes = sizes(len(workers), data, pipeline, tensor, space, branch, context, servers)
@@ -173,7 +175,9 @@ class Mesh:
         for axis in AXES[1:]:
             setattr(self, axis, self._along(axis) if self.sizes[axis] > 1 else None)
         self.model = self._along("pipeline", "tensor") if model > 1 else None
-        self.line = Mesh(self.data) if self.model else Mesh(communicator) if same > 1 else self
+        self.copies = self.count * same
+        line = self._along("data", "context", "space", "branch") if same > 1 else self.data
+        self.line = Mesh(line) if model * same > 1 else self
 
     def places_of(self, rank: int) -> dict[str, int]:
         """Where a rank is on every axis."""

@@ -143,7 +143,7 @@ class PartHomes(Homes):
         All ranks of a line have the same `mine`. What is of no array, such as "steps", is nobody's.
         """
         mesh = self.mesh
-        if mesh.index:  # others have the same
+        if mesh.line.index:  # others have the same
             yield from mine
             return
         here = mesh.places["pipeline"]
@@ -225,7 +225,7 @@ class PartHomes(Homes):
                 elif mesh.rank == leader:
                     mine[name] = np.empty(shape, dtype)
                     mesh.communicator.Recv(mine[name], 0, TAG)
-            if mesh.index == 0 and here in self.holders[array_of(name)]:
+            if mesh.line.index == 0 and here in self.holders[array_of(name)]:
                 mine[name] = self._cut(name, mine.get(name), shape, dtype)
         if not self.exchange.from_first:  # else the first of a line deals it out
             mine = mesh.line.bcast(mine)
@@ -242,7 +242,7 @@ class PartHomes(Homes):
 
     def _leader(self, place: int) -> int:
         """The rank that speaks for a place on the axis "pipeline"."""
-        return self.mesh.rank_at(data=0, pipeline=place, tensor=0)
+        return self.mesh.rank_at(data=0, pipeline=place, context=0, tensor=0)
 
 
 class ServedHomes(PartHomes):

@@ -59,7 +59,7 @@ class Whole:
     """
 
     fixed = False
-    by_samples = True  # ranks compute the same layers, and differ only in their samples
+    by_samples = True  # whether ranks that have the same of the network differ only in their samples
     knows = True  # the loss of its samples; of ranks that have one network together, one does
     phases = ()  # as of an exchange, those of its own
     peers = None  # a communicator of ranks on the axis "pipeline" that have the same of the network
@@ -74,7 +74,9 @@ class Whole:
 
     def start(self, mesh: Mesh, network: Network) -> None:
         """Called once, before the first step."""
-        self.mesh, self.shard, self.addends = mesh, (mesh.index, mesh.count), mesh.count
+        self.mesh, self.shard = mesh, (mesh.index, mesh.count)
+        self.addends, self.addend = mesh.copies, mesh.line.index
+        self.by_samples = self.addends == mesh.count
 
     def divide(self, samples: int, total: int, accumulate: int) -> list[Samples]:
         """The micro-batches of a step for which this rank has so many samples of `total`; none where it has no part."""
@@ -84,8 +86,7 @@ class Whole:
         first = self.first_sample(total)
         cuts, last = micro_batches(samples, accumulate), accumulate - 1
         return [
-            Samples(rows, first + rows.start, i > 0, self.mesh.index if i == last else None)
-            for i, rows in enumerate(cuts)
+            Samples(rows, first + rows.start, i > 0, self.addend if i == last else None) for i, rows in enumerate(cuts)
         ]
 
     def samples_at_once(self, total: int, accumulate: int) -> set[int]:
@@ -154,7 +155,7 @@ class Whole:
             z = trainer.forward(samples, False)[0]
             if len(samples):
                 sums += self.rounded(trainer.evaluate_outputs(z, targets))
-        return sums if self.knows else np.zeros_like(sums)
+        return sums if self.tells else np.zeros_like(sums)
 
     def look(self, trainer, part: tuple[int, np.ndarray]) -> NotFinite | None:
         """Where the first value that is not finite appears among samples: (place of the first one, they)."""
@@ -166,6 +167,11 @@ class Whole:
 
     def close(self) -> None:
         """Free what is held beside arrays."""
+
+    @property
+    def tells(self) -> bool:
+        """Whether what this rank finds in evaluation counts: of ranks that have the same outputs, one does."""
+        return self.knows and not self.mesh.places["context"]
 
     def rounded(self, scores: np.ndarray) -> np.ndarray:
         """The scores of a micro-batch, as they are summed over all."""

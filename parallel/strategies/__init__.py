@@ -15,11 +15,11 @@ from parallel.strategies import (
     one_weird_trick,
     parameter_server,
     sandblaster,
+    tensor_parallel,
     zero,
 )
 from parallel.strategies.declaration import Strategy
 from parallel.strategies.pipeline.strategy import STRATEGY as PIPELINE
-from parallel.strategies.tensor import tensor_parallel
 
 DECLARED: tuple[Strategy, ...] = (
     data_parallel.STRATEGY,

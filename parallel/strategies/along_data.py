@@ -1,4 +1,4 @@
-"""How ranks meet that have the same part of a network: those of the axis "data" beside other axes."""
+"""How ranks meet that have the same part of a network: those of the axes "data" and "context" beside other axes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def exchange_along(
     prefetch: int | None = None,
     compressor: Compressor | None = None,
 ) -> Exchange:
-    """What sums gradients along the axis "data" of a mesh with others.
+    """What sums gradients along the axes "data" and "context" of a mesh with others.
 
     Parameters
     ----------
@@ -54,4 +54,4 @@ def exchange_along(
         found = Compressed(compressor)
     else:
         found = Messages(bucketing, "ranks have parts of one network")
-    return found if mesh.count > 1 else Exchange()
+    return found if mesh.copies > 1 else Exchange()

@@ -3,8 +3,8 @@
 --mesh data=2,pipeline=2          their product is the number of ranks; an axis that is left out has what is left
 --mesh data=2,tensor=2            two groups of two ranks that compute every layer together
 --mesh pipeline=2,tensor=2        two stages, of which two ranks each compute every layer together
+--mesh data=2,context=2           every sequence is cut into positions; also beside pipeline and tensor
 --mesh space=4                    every image is cut in height; branch=4: branches are dealt out
---mesh data=2,context=2           every sequence is cut into positions
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ from parallel.strategies.declaration import ALL_AXES, TREE, Supports
 AXES = ALL_AXES
 # What ddp supports where the mesh has one of these axes; and ZeRO's stages, less what they do not support without.
 SAME_SAMPLES = {
-    axis: Supports(mixed=True, elastic=True, axes=("data", axis), reproducible=False, not_reproducible=TREE)
-    for axis in ("space", "branch", "context")
+    axis: Supports(mixed=True, elastic=True, axes=beside, reproducible=False, not_reproducible=TREE)
+    for axis, beside in {
+        "space": ("data", "space"),
+        "branch": ("data", "branch"),
+        "context": ("data", "pipeline", "context", "tensor"),
+    }.items()
 }
 
 
@@ -43,7 +47,7 @@ def serves_apart(options) -> bool:
 def same_samples_axis(options) -> str:
     """The axis of ranks that compute rows of the same images, branches, or positions of sequences; "" without one."""
     given = mesh(options)
-    return next((axis for axis in AXES[3:] if given.get(axis, 1) > 1), "")
+    return next((axis for axis in SAME_SAMPLES if given.get(axis, 1) > 1), "")
 
 
 def mesh(options) -> dict[str, int]:
@@ -70,9 +74,9 @@ def sizes(options, ranks: int) -> dict[str, int]:
 
     given, servers = mesh(options), options.servers if serves_apart(options) else 0
     if "pipeline" not in given and is_pipeline(options):
-        given["pipeline"] = max(1, (ranks - servers) // (given.get("data", 1) * given.get("tensor", 1)))
+        given["pipeline"] = max(1, (ranks - servers) // math.prod(given.values()))
     if "tensor" not in given and options.strategy_name == "tensor":
-        given["tensor"] = max(1, ranks // (given.get("data", 1) * given.get("pipeline", 1)))
+        given["tensor"] = max(1, ranks // math.prod(given.values()))
     try:
         found = sizes(ranks - servers, **given, servers=servers)
     except ValueError as error:

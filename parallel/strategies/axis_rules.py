@@ -11,11 +11,11 @@ from parallel.strategies import STRATEGIES, axes
 from parallel.strategies.pipeline.option import arguments, schedule
 from parallel.strategies.zero import STAGES
 
-# Why "space", "branch" and "context" go with no axis but "data", by the other one.
+# Why "space" and "branch" go with no axis but "data", by the other one; "context" goes with all but these two.
 NOT_BESIDE = {
     **dict.fromkeys(
         ("pipeline", "tensor"),
-        "ranks that share samples have all parameters and sum the gradients of all, others have parts of them",
+        "ranks that share images have all parameters and sum the gradients of all, others have parts of them",
     ),
     **dict.fromkeys(("space", "branch", "context"), "samples are cut in one way: rows, branches or positions"),
 }
@@ -103,7 +103,7 @@ def _same_samples(options) -> None:
     if not axis:
         return
     given = axes.mesh(options)
-    if others := [name for name in axes.AXES[1:] if name != axis and given.get(name, 1) > 1]:
+    if others := [name for name, size in given.items() if name not in axes.SAME_SAMPLES[axis].axes and size > 1]:
         raise OptionError(
             f"--mesh {options.mesh}: the axes {axis} and {others[0]} do not go together: {NOT_BESIDE[others[0]]}: "
             "leave one out"
@@ -135,23 +135,39 @@ def check(options, ranks: int, network, optimizer) -> int | None:
     if axes.is_pipeline(options):
         return _check_stages(options, ranks, network, optimizer)
     sizes = axes.sizes(options, ranks)
+    network = _positions(options, sizes, network)
     if axes.is_tensor(options):
         from nn.losses import Loss
         from parallel.strategies.tensor.rewriting import share
 
         share(network, Loss(), sizes["tensor"], options.tensor)
         if not axes.of_several_ranks(options):
-            _refuse_nothing_sent(options, sizes["data"])
+            _refuse_nothing_sent(options, sizes["data"] * sizes["context"])
         return sizes["data"]
-    if axis := axes.same_samples_axis(options):
-        from parallel.strategies.same_samples import rewritten
+    axis = axes.same_samples_axis(options)
+    if axis in ("space", "branch"):
+        from parallel.strategies.operators.strategy import REWRITTEN
 
         try:
-            rewritten(network, axis, sizes[axis], options.context)
+            REWRITTEN[axis](network, 0, sizes[axis])
         except ValueError as error:
             raise OptionError(f"--mesh {options.mesh}: {error}") from error
-        return sizes["data"]
-    return None
+    return sizes["data"] if axis else None
+
+
+def _positions(options, sizes: dict[str, int], network):
+    """Return what the first rank of the axis "context" has of a network; refuse what cannot be cut so."""
+    if sizes["context"] == 1:
+        return network
+    from parallel.strategies.context.attention import ContextGroups
+    from parallel.strategies.context.cutting import Beside, cut
+    from parallel.strategies.context.strategy import context_degrees
+
+    try:
+        groups = ContextGroups(context_degrees(options.context, sizes["context"]), 0)
+        return cut(network, groups, Beside(sizes["tensor"], options.tensor == "sequence"))
+    except ValueError as error:
+        raise OptionError(f"--mesh {options.mesh}: {error}") from error
 
 
 def _refuse_nothing_sent(options, data: int) -> None:
@@ -177,21 +193,24 @@ def _check_stages(options, ranks: int, network, optimizer) -> int:
         )
     given = arguments(options, sizes["data"])
     stale = given["schedule"] == "pipedream"
-    if stale and (sizes["data"] * sizes["tensor"] > 1 or options.strategy == "zero1"):
+    if stale and (sizes["data"] * sizes["context"] * sizes["tensor"] > 1 or options.strategy == "zero1"):
         raise OptionError(
             f"--pipeline {options.pipeline}: every mini-batch has an update of its own, which several ranks with a "
-            "stage would have to wait for: leave out --mesh data, tensor and --strategy zero1; a stage on several "
-            "ranks, which take turns, is pipedream:replicas=2/1"
+            "stage would have to wait for: leave out --mesh data, context, tensor and --strategy zero1; a stage on "
+            "several ranks, which take turns, is pipedream:replicas=2/1"
         )
     if stale and options.compress:
         raise OptionError(
             f"--compress does not go with --pipeline {options.pipeline}: replicas of a stage sum their gradients as "
             "they are: leave it out"
         )
-    _refuse_nothing_sent(options, sizes["data"])
+    _refuse_nothing_sent(options, sizes["data"] * sizes["context"])
     given = {name: value for name, value in given.items() if name not in ("recompute", "vertical_sync")}
-    network = share(network, Loss(), sizes["tensor"], options.tensor).network
+    whole = network
+    network = share(_positions(options, sizes, network), Loss(), sizes["tensor"], options.tensor).network
     try:
+        if network is not whole:
+            given["cuts"] = place(whole, sizes["pipeline"], **given).cuts
         placement = place(network, sizes["pipeline"], **given)
         if stale:
             check_updates_apart(placement, optimizer)

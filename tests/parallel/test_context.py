@@ -52,7 +52,7 @@ def optimizer():
 
 def train(trainer, length):
     """Make the steps; of a batch that is cut for several groups the weight of all of it is given."""
-    whole = [trainer.loss.count(y) for _, y, _ in batches((0, 1), length)]
+    whole = [trainer.whole_loss.count(y) for _, y, _ in batches((0, 1), length)]
     return [
         trainer.step(*each, total_weight=weight)
         for each, weight in zip(batches(trainer.shard, length), whole, strict=True)
@@ -259,7 +259,10 @@ def refused(layers, in_shape, ranks=2, attention="ring"):
         (refused([nn.Embedding(5, 4), nn.LSTM(4, 4)], (6,)), r"layer 1 \(LSTM.*only attention may look"),
         (refused([nn.Linear(4, 3)], (4,)), "that have an output at every position"),
         (refused([nn.Embedding(5, 4)], (3,), 4), "use at most 3 ranks on the axis context"),
-        (refused([nn.Embedding(5, 6), nn.MultiHeadAttention(6, 3)], (8,), 2, "ulysses"), "3 heads cannot be dealt out"),
+        (
+            refused([nn.Embedding(5, 6), nn.MultiHeadAttention(6, 3)], (8,), 2, "ulysses"),
+            "3 heads cannot be dealt out to 2 ranks evenly: use --context ring, or a multiple of 2 heads",
+        ),
         (refused([nn.Embedding(5, 4), nn.MixtureOfExperts(4, 2, capacity=1.0)], (8,)), "use capacity=0"),
     ],
 )

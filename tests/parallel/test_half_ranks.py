@@ -100,7 +100,7 @@ def test_stages_of_a_pipeline_keep_float16_and_skip_together(comm):
 def test_ranks_that_compute_layers_together_skip_together(comm):
     """To 1e-12; where float16 rounds what differs by less, to the last bit."""
     from collectives import Communicator
-    from parallel.strategies.tensor.tensor_parallel import TensorParallel
+    from parallel.strategies.tensor_parallel import TensorParallel
 
     one, losses = one_process()
     for way in ("pairs", "width"):

@@ -19,6 +19,7 @@ from parallel.launch import launcher
 from parallel.settings import OptionError, flag
 
 ROOT = Path(__file__).parents[2]
+TEXT = "--data stdlib --model transformer:8,2,1"
 # (command line after --ranks 4, what is said of it): each can be known wrong without ranks.
 WRONG = [
     ("--model mpl:64,10", "did you mean 'mlp'"),
@@ -44,6 +45,26 @@ WRONG = [
     ("--mask 0.5", "--mask: cnn predicts the next byte"),
     ("--activation sigmoyd", "did you mean 'sigmoid'"),
     ("--init hee", "did you mean 'he'"),
+    (
+        f"{TEXT} --mesh context=4 --context ulysses --length 8",
+        "use --context ring, --context ring:2,ulysses:2, or a mul",
+    ),
+    (
+        f"{TEXT} --mesh context=2,tensor=2 --context ulysses",
+        "2 ranks of the axis context for each of 2 of tensor evenly",
+    ),
+    (f"{TEXT} --mesh context=4 --length 3", "use at most 3 ranks on the axis context"),
+    (f"{TEXT} --mesh context=2,tensor=2 --tensor sequence --length 3", "use longer sequences, or --tensor pairs"),
+    (f"{TEXT} --mesh context=3", "each axis needs one of 1, 2, 4 ranks, and all of them multiplied 4"),
+    (f"{TEXT} --mesh context=4 --context ring:3", "use ring:1,ulysses:4, ring:2,ulysses:2, ring:4,ulysses:1"),
+    (f"{TEXT} --mesh context=4 --context rings", 'is "ring", "ulysses", or both'),
+    (f"{TEXT} --context ulysses", "--context ulysses needs an axis: use --mesh context=2"),
+    (f"{TEXT} --mesh context=2,space=2", "the axes space and context do not go together"),
+    (f"{TEXT} --mesh context=2,pipeline=2 --strategy local-sgd", "--strategy local-sgd has no axis context"),
+    (f"{TEXT} --mesh context=2,pipeline=2 --pipeline pipedream", "leave out --mesh data, context, tensor"),
+    (f"{TEXT} --mesh context=4 --reproducible 4", "--reproducible does not go with --mesh context=4"),
+    ("--data stdlib --model lstm:8 --mesh context=4", "only attention may look at those of other ranks"),
+    ("--mesh context=4", "an axis context cuts sequences (T,) or (T, features)"),
     ("--loss mse", "the targets of digits are classes: use cross-entropy"),
     ("--nesterov --lr 0.1", "nesterov needs a momentum above 0"),
     ("--clip norm:-1", "ClipNorm: limit must be in (0, inf), given -1"),

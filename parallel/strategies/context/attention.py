@@ -37,6 +37,10 @@ class ContextGroups:
         self.heads = None  # the Group that shares the heads
         self.made: list = []
 
+    def positions(self, length: int) -> np.ndarray:
+        """Return this rank's positions of sequences of a length."""
+        return positions(length, self.rank, self.degrees)
+
     def join(self, communicator, group_of) -> None:
         """Make the communicators (collective). group_of: of a communicator, what layers ask."""
         ring = communicator.Split(self.piece, self.member)
@@ -70,8 +74,12 @@ class ContextAttention(MultiHeadAttention):
     def __repr__(self):
         return f"{super().__repr__()[:-1]}, of {self.groups.degrees.size} ranks)"
 
+    def macs(self, in_shape):
+        T, D = in_shape
+        return 4 * T * D * D + 2 * T * self.length * D
+
     def positions(self, T, ctx):
-        return positions(self.length, self.groups.rank, self.groups.degrees)
+        return self.groups.positions(self.length)
 
     # --------------------------------------------------------------------------------------------- forward, backward
 

@@ -1,117 +1,102 @@
-"""Layers that have to know which positions of a sequence they are given: the first one, positions, dropout, experts.
+"""What has to know which positions of a sequence it is given: the ends of a network, rotations, experts, the loss.
 
-Their arrays, their random numbers and their errors are those of one process.
+Arrays, random numbers and errors are those of one process. Learned positions, sinusoids and dropout are shared with
+tensor parallelism (tensor/parts.py).
 """
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 
-from nn.core.containers import Wrapper
-from nn.core.gradients import ScatterAdd
-from nn.core.layer import Layer
-from nn.layers.dropout import Dropout, keep_mask
-from nn.layers.embedding import Embedding, LearnedPositions, RotaryPositions, SinusoidalPositions, sinusoids
+from nn.layers.embedding import RotaryPositions
 from nn.layers.experts import MixtureOfExperts
+from nn.losses import Loss
 from parallel.strategies.context.attention import ContextGroups
 from parallel.strategies.context.positions import positions
+from parallel.strategies.tensor.moves import Move
 
 
-class OfPositions(Wrapper):
-    """Base: a layer that is given some positions of sequences of `length`."""
+class TakePositions(Move):
+    """Whole sequences to this rank's positions, before the first layer.
 
-    def __init__(self, layer: Layer, length: int, groups: ContextGroups):
-        super().__init__(layer)
-        self.length, self.groups = length, groups
-
-    @property
-    def rows(self) -> np.ndarray:
-        """The positions of this rank."""
-        return positions(self.length, self.groups.rank, self.groups.degrees)
-
-
-class TakePositions(OfPositions):
-    """Take this rank's positions of whole sequences, then run the layer.
-
-    Where it is an `Embedding` with padding, attention is told of the padding of whole sequences.
+    Parameters
+    ----------
+    length : int
+        T, of whole sequences.
+    groups : ContextGroups
+    padding : int or None
+        The id that attention is told of: it needs the padding of whole sequences.
     """
 
-    output, gradient = "kept", "new"
+    def __init__(self, length: int, groups: ContextGroups, padding: int | None = None):
+        self.length, self.rows, self.padding = length, groups.positions(length), padding
 
-    def __init__(self, layer: Layer, length: int, groups: ContextGroups):
-        super().__init__(layer, length, groups)
-        self.inner, self.padding = layer, None
-        if isinstance(layer, Embedding) and layer.padding is not None:
-            self.inner, self.padding = copy.copy(layer), layer.padding
-            self.inner.padding = None
+    def out_shape(self, in_shape, training):
+        return (len(self.rows), *in_shape[1:])
 
     def forward(self, p, x, ctx):
         if self.padding is not None:
             ctx.micro_batch.padding = x == self.padding
-        return self.inner.forward(p, np.take(x, self.rows, axis=1), ctx)
+        return np.take(x, self.rows, axis=1), None
 
     def backward(self, p, gy, saved, ctx):
-        gx, gradients = self.inner.backward(p, gy, saved, ctx)
-        if gx is None or not ctx.needs_input_grad:
-            return None, gradients
-        whole = ctx.empty((len(gx), self.length, *gx.shape[2:]), gx.dtype)  # a term: other ranks have the others
+        whole = ctx.empty((len(gy), self.length, *gy.shape[2:]), gy.dtype)  # a term: other ranks have the others
         whole[...] = 0
-        whole[:, self.rows] = gx
-        return whole, gradients
+        whole[:, self.rows] = gy
+        return whole, {}
 
 
-class ContextLearnedPositions(OfPositions):
-    """The vectors of this rank's positions."""
+class ShowPositions(Move):
+    """The outputs of all positions in evaluation, behind the last layer; in training the loss works with some."""
 
-    layer: LearnedPositions
+    output = gradient = "view"
 
-    def forward(self, p, x, ctx):
-        return np.add(x, p.W[self.rows], ctx.reuse_input(x)), None
+    def __init__(self, length: int, groups: ContextGroups):
+        self.length, self.degrees = length, groups.degrees
+        self.rows = groups.positions(length)
 
-    def backward(self, p, gy, saved, ctx):
-        rows = np.broadcast_to(self.rows, gy.shape[:2])
-        return (gy if ctx.needs_input_grad else None), {"W": ScatterAdd(rows, gy)}
-
-
-class ContextSinusoids(OfPositions):
-    """The sines of this rank's positions."""
-
-    layer: SinusoidalPositions
+    def out_shape(self, in_shape, training):
+        return in_shape if training else (self.length, *in_shape[1:])
 
     def forward(self, p, x, ctx):
-        return np.add(x, sinusoids(self.length, x.shape[2], x.dtype)[self.rows], ctx.reuse_input(x)), None
+        if ctx.training:
+            return x, None
+        rows = [positions(self.length, rank, self.degrees) for rank in range(self.degrees.size)]
+        mine = np.zeros((len(x), max(map(len, rows)), *x.shape[2:]), x.dtype)
+        mine[:, : x.shape[1]] = x
+        whole = ctx.empty((len(x), self.length, *x.shape[2:]), x.dtype)
+        for at, part in zip(rows, ctx.group("context").gather(mine), strict=True):
+            whole[:, at] = part[:, : len(at)]
+        return whole, None
 
     def backward(self, p, gy, saved, ctx):
-        return gy, {}
+        return (gy if ctx.training else gy[:, self.rows]), {}
+
+
+class ContextLoss(Loss):
+    """The part of a loss that this rank's positions have; in evaluation the whole of it."""
+
+    def __init__(self, loss: Loss, length: int, groups: ContextGroups):
+        self.loss, self.positions = loss, groups.positions(length)
+
+    def __repr__(self):
+        return repr(self.loss)
+
+    def rows(self, out_shape):
+        return self.loss.rows(out_shape)
+
+    def __call__(self, z, target, total, ctx):
+        return self.loss(z, np.take(target, self.positions, axis=1) if ctx.training else target, total, ctx)
 
 
 class ContextRotaryPositions(RotaryPositions):
     """The angles of this rank's positions."""
 
     def __init__(self, layer: RotaryPositions, length: int, groups: ContextGroups):
-        self.length, self.groups = length, groups
+        self.mine = groups.positions(length)
 
     def positions(self, T):
-        return positions(self.length, self.groups.rank, self.groups.degrees)
-
-
-class ContextDropout(OfPositions):
-    """This rank's positions of the mask that one process draws."""
-
-    layer: Dropout
-
-    def forward(self, p, x, ctx):
-        if not ctx.training or self.layer.kept == 65536:
-            return x, None
-        mask = keep_mask(self.layer.kept, (len(x), self.length, *x.shape[2:]), ctx)[:, self.rows]
-        y = np.multiply(x, mask, ctx.reuse_input(x))
-        y *= 65536 / self.layer.kept
-        return y, mask
-
-    def backward(self, p, gy, mask, ctx):
-        return self.layer.backward(p, gy, mask, ctx)
+        return self.mine
 
 
 class ContextExperts(MixtureOfExperts):

@@ -14,23 +14,22 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from nn import option_strings
 from nn.core.network import Network
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from parallel.mesh import Mesh, Ranks
-from parallel.passes.same_samples import SameSamples
+from parallel.passes.whole import Whole
 from parallel.strategies.context.attention import ContextGroups
-from parallel.strategies.context.cutting import cut
-from parallel.strategies.context.positions import ContextDegrees, positions
+from parallel.strategies.context.cutting import Beside, cut
+from parallel.strategies.context.layers import ContextLoss
+from parallel.strategies.context.positions import ContextDegrees
 from parallel.strategies.operators.strategy import all_gradients
 from parallel.trainer import DistributedTrainer
 
 
-class ContextPass(SameSamples):
-    """A step of which each rank of the axis "context" computes some positions of every sequence.
+class SequenceParts:
+    """What an axis "context" makes of a network, beside whatever else ranks share of it; nothing without that axis.
 
     Parameters
     ----------
@@ -38,60 +37,76 @@ class ContextPass(SameSamples):
         As of `ContextParallel`.
     """
 
-    def __init__(self, attention: str):
+    def __init__(self, attention: str = "ring"):
         self.attention = attention
 
-    def make_local_network(self, network, mesh):
-        self.degrees = context_degrees(self.attention, mesh.sizes["context"])
+    def cut(self, network: Network, mesh: Mesh, sequence: bool = False) -> Network:
+        """Return what this rank has of a network.
+
+        Parameters
+        ----------
+        sequence : bool
+            Whether the ranks of the axis "tensor" cut positions, too.
+        """
+        self.mesh, self.degrees = mesh, context_degrees(self.attention, mesh.sizes["context"])
         self.groups = ContextGroups(self.degrees, mesh.places["context"])
         self.length = network.in_shape[0]
-        return cut(network, self.groups)
+        return cut(network, self.groups, Beside(mesh.sizes["tensor"], sequence))
 
-    def join(self, trainer):
-        if self.degrees.size > 1:
+    def loss(self, loss: Loss) -> Loss:
+        """Return the loss of the outputs of this rank's positions."""
+        return ContextLoss(loss, self.length, self.groups) if self.degrees.size > 1 else loss
+
+    def join(self) -> None:
+        """Make the communicators of attention (collective)."""
+        if self.mesh.context:
             self.groups.join(self.mesh.context, Ranks)
 
-    def loss(self, trainer, z, y, total):
-        """The part of the loss that these positions have."""
-        return trainer.loss(z, self._mine(y), trainer.mean_over(total), trainer.ctx) if len(z) else (0.0, None)
-
-    def predict(self, trainer, x):
-        return self._whole(super().predict(trainer, x), trainer)
-
-    def sum_scores(self, trainer, x, y):
-        """As Whole; every rank has all outputs, and the first one tells."""
-        sums = trainer.no_scores()
-        for micro in self.divide(len(x), len(x), 1):
-            samples, targets = self.take(x, y, micro)
-            if len(samples):
-                sums += trainer.evaluate_outputs(self._whole(trainer.forward(samples, False)[0], trainer), targets)
-        return np.zeros_like(sums) if self.groups.rank else sums
-
-    def _mine(self, y: np.ndarray) -> np.ndarray:
-        """The targets of this rank's positions."""
-        return np.take(y, positions(self.length, self.groups.rank, self.degrees), axis=1)
-
-    def _whole(self, z: np.ndarray, trainer) -> np.ndarray:
-        """The outputs of all positions, in their order, from those of each rank."""
-        rows = [positions(self.length, rank, self.degrees) for rank in range(self.degrees.size)]
-        mine = np.zeros((len(z), max(map(len, rows)), *z.shape[2:]), z.dtype)
-        mine[:, : z.shape[1]] = z
-        whole = np.empty((len(z), self.length, *z.shape[2:]), z.dtype)
-        for at, part in zip(rows, trainer.ctx.group("context").gather(mine), strict=True):
-            whole[:, at] = part[:, : len(at)]
-        return whole
-
-    def in_transit(self):
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers of messages."""
         return self.groups.ring.nbytes if self.groups.ring else 0
 
-    def close(self):
+    def close(self) -> None:
         self.groups.close()
 
-    def describe(self):
+    def describe(self) -> str:
+        """How attention is shared, for the log; empty without the axis."""
         ring, heads = self.degrees
-        how = [f"in rings of {ring}" * (ring > 1), f"by heads of {heads}" * (heads > 1)]
-        said = " and ".join(filter(None, how))
-        return f"{self.degrees.size} ranks have some positions of each sequence, attention {said}"
+        if self.degrees.size == 1:
+            return ""
+        how = " and ".join(filter(None, [f"in rings of {ring}" * (ring > 1), f"by heads of {heads}" * (heads > 1)]))
+        return f"{self.degrees.size} ranks have some positions of each sequence, attention {how}"
+
+
+class ContextPass(Whole):
+    """A step of which each rank of the axis "context" computes some positions of every sequence.
+
+    Parameters
+    ----------
+    loss : Loss
+        Of whole outputs.
+    positions : SequenceParts
+    """
+
+    def __init__(self, loss: Loss, positions: SequenceParts):
+        self.whole_loss, self.positions = loss, positions
+
+    def make_local_network(self, network, mesh):
+        return self.positions.cut(network, mesh)
+
+    def join(self, trainer):
+        self.positions.join()
+        trainer.loss = self.positions.loss(self.whole_loss)
+
+    def in_transit(self):
+        return self.positions.nbytes
+
+    def close(self):
+        self.positions.close()
+
+    def describe(self):
+        return self.positions.describe()
 
 
 def context_degrees(attention: str, ranks: int) -> ContextDegrees:
@@ -171,4 +186,5 @@ def ContextParallel(
     """
     mesh = Mesh(communicator, context=context or communicator.size)
     exchange = all_gradients(communicator, **exchange)
-    return DistributedTrainer(network, loss, optimizer, mesh, ContextPass(attention), exchange, seed, "ContextParallel")
+    pass_ = ContextPass(loss, SequenceParts(attention))
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange, seed, "ContextParallel")

@@ -29,7 +29,7 @@ from nn.optim.optimizers import Optimizer
 from parallel.exchange.compression.exchange import Compressed
 from parallel.exchange.messages import OverlapTrial
 from parallel.mesh import Mesh, Ranks
-from parallel.passes.same_samples import SameSamples
+from parallel.passes.whole import Whole
 from parallel.strategies.data_parallel import summing
 from parallel.strategies.operators import branches, space
 from parallel.strategies.operators.rows import halos
@@ -39,7 +39,7 @@ from parallel.trainer import DistributedTrainer
 REWRITTEN: dict[str, Callable[[Network, int, int], Network]] = {"space": space.cut, "branch": branches.deal}
 
 
-class OperatorPass(SameSamples):
+class OperatorPass(Whole):
     """A step of which each rank of an axis computes some rows of the images, or some branches.
 
     Parameters

@@ -10,7 +10,8 @@ on their way. An array that layers of several stages share has one gradient: the
 is told to be finished.
 
 Where there is an axis "tensor", too, each of its ranks has a part of every layer of its stages (strategies/tensor), and
-sends its neighbours' counterparts what it has of the activations: all of them, or its part.
+sends its neighbours' counterparts what it has of the activations: all of them, or its part. Along an axis "context"
+each has some positions of every sequence (strategies/context), in all stages.
 """
 
 from __future__ import annotations
@@ -90,6 +91,8 @@ class PipelinePass(whole.Whole):
         Of whole outputs; needed where the mesh has an axis "tensor".
     way : {"pairs", "width", "sequence"}
         How its ranks share layers; see tensor/rewriting.py.
+    positions : SequenceParts or None
+        Needed where the mesh has an axis "context".
     **options
         Of the schedule, such as chunks.
 
@@ -112,9 +115,10 @@ class PipelinePass(whole.Whole):
         limit: float = 300.0,
         loss: Loss | None = None,
         way: str = "pairs",
+        positions=None,
         **options,
     ):
-        self.whole_loss, self.way = loss, way
+        self.whole_loss, self.way, self.positions = loss, way, positions
         self.schedule, self.micro_batches, self.cuts = schedule, micro_batches, cuts
         self.recompute, self.limit, self.options = recompute, limit, options
         self.actions = ACTIONS
@@ -125,8 +129,12 @@ class PipelinePass(whole.Whole):
         """This rank's stages, as one network; all of it, in none of them, on a rank that only serves."""
         ranks, self.rank = mesh.sizes["pipeline"], mesh.places["pipeline"]
         part, parts = mesh.places["tensor"], mesh.sizes["tensor"]
-        shared, self.parts_loss, cut = share(network, self.whole_loss, parts, self.way)
-        placement = place(shared, ranks, self.schedule, self.micro_batches, self.cuts, **self.options)
+        cuts = self.cuts
+        mine = self.positions.cut(network, mesh, self.way == "sequence") if self.positions else network
+        if mine is not network:  # ranks may have one position more or less, and cut alike
+            cuts = place(network, ranks, self.schedule, self.micro_batches, cuts, **self.options).cuts
+        shared, self.parts_loss, cut = share(mine, self.whole_loss, parts, self.way)
+        placement = place(shared, ranks, self.schedule, self.micro_batches, cuts, **self.options)
         self.local_network, self.knows = network, False
         self.stages: dict[int, OwnStage] = {}
         if mesh.index is not None:
@@ -158,6 +166,9 @@ class PipelinePass(whole.Whole):
         if self.mesh.index is None:
             return
         trainer.loss = self.parts_loss or trainer.loss
+        if self.positions:
+            self.positions.join()
+            trainer.loss = self.positions.loss(trainer.loss)
         # Layers call other ranks, with samples or without.
         self.everyone = trainer.computes_empty_shards and self.mesh.count > 1
         outer, child = trainer.ctx.network_context, 0
@@ -361,7 +372,7 @@ class PipelinePass(whole.Whole):
         trainer.ctx.micro_batch.training = False
         for rows, z in self.outputs(x):
             sums += trainer.evaluate_outputs(z, y[rows])
-        return sums if self.knows else np.zeros_like(sums)
+        return sums if self.tells else np.zeros_like(sums)
 
     def first_bad(self, trainer, parts: list[tuple[int, np.ndarray]]) -> NotFinite | None:
         """As `Trainer.first_bad`: every stage looks at what passes, and the first finding counts (collective)."""
@@ -385,21 +396,27 @@ class PipelinePass(whole.Whole):
         return bad._replace(place=f"{bad.place} on rank {rank}")
 
     def elsewhere(self, found: object) -> bool:
-        """Whether any rank that computes the same layers has found something."""
+        """Whether any rank that computes the same layers of the same samples has found something."""
         told = np.array([found is not None], float)
-        if ranks := self.trainer.mesh.tensor:
+        for ranks in filter(None, (self.trainer.mesh.tensor, self.trainer.mesh.context)):
             ranks.Allreduce(MPI.IN_PLACE, told)
         return bool(told[0])
 
     def pictures(self, events):
         """A step from the middle of the run beside the schedule; nothing where none was whole."""
-        first = {self.trainer.mesh.rank_at(data=0, pipeline=at, tensor=0): at for at in range(len(self.placement.rows))}
+        stages, mesh = range(len(self.placement.rows)), self.trainer.mesh
+        first = {mesh.rank_at(data=0, pipeline=stage, context=0, tensor=0): stage for stage in stages}
         mine = [event | {"rank": first[event["rank"]]} for event in events if event["rank"] in first]
         found = measured(mine, [[a for cell in row for a in parts(cell)] for row in self.placement.rows])
         return {"pipeline.png": compare(found, self.placement.report.spans)} if found else {}
 
     def in_transit(self):
-        return sum(slot.nbytes for program in self.programs.values() for slot in program.slots.values())
+        slots = sum(slot.nbytes for program in self.programs.values() for slot in program.slots.values())
+        return slots + (self.positions.nbytes if self.positions else 0)
+
+    def close(self):
+        if self.positions:
+            self.positions.close()
 
     def describe(self):
         """What the schedule is, and what it leaves idle, for the log."""
@@ -407,6 +424,7 @@ class PipelinePass(whole.Whole):
         name = self.schedule if isinstance(self.schedule, str) else getattr(self.schedule, "__name__", "a schedule")
         cuts = f", cut before {', '.join(map(str, placement.cuts))}" if placement.cuts else ""
         together = f"; {in_words(self.mesh.sizes['tensor'], self.way)}" * bool(self.mesh.tensor)
+        together += f"; {how}" if self.positions and (how := self.positions.describe()) else ""
         stages = f"{len(placement.networks)} stages on {len(placement.rows)} ranks{cuts}"
         return (
             f"{name}: {stages}, {self.micro_batches} micro-batches, idle {max(report.idle_share):.0%} at most{together}"

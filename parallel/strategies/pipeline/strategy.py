@@ -1,12 +1,12 @@
-"""Training through a pipeline, or several side by side, of stages that several ranks compute: data x pipeline x tensor.
+"""Training through a pipeline, or several side by side, of stages that several ranks compute.
 
     trainer = Pipeline(network, loss, optimizer, communicator, schedule="1f1b", micro_batches=8)
     loss = trainer.step(x, y, total)
 
-The pass is a pipeline (executor.py). Along "tensor" ranks compute each layer of a stage together. What a rank holds is
-summed along the axis "data", each stage by itself, while earlier stages still compute; the norm of the whole gradient
-and the loss travel along the other two. Ranks meet after every step: the idle time that zero-bubble schedules would
-save by not doing so is not saved.
+The pass is a pipeline (executor.py). Along "tensor" ranks compute each layer of a stage together, and along "context"
+they have positions of the same sequences. What a rank holds is summed along the axes "data" and "context", each stage
+by itself, while earlier stages still compute; the norm of the whole gradient and the loss travel along the other two.
+Ranks meet after every step: the idle time that zero-bubble schedules would save by not doing so is not saved.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def Pipeline(
     data: int = 1,
     tensor: int = 1,
     way: str = "pairs",
+    context: int = 1,
+    attention: str = "ring",
     zero1: bool = False,
     bucketing: dict | None = None,
     unit_bytes: int = 1 << 20,
@@ -70,6 +72,8 @@ def Pipeline(
         How many ranks compute every layer of a stage together.
     way : {"pairs", "width", "sequence"}
         As for TensorParallel.
+    context, attention
+        How many ranks share the sequences of a stage, and how attention is computed: see ContextParallel.
     zero1 : bool
         Shard the moments of each stage among them.
     bucketing : bucket, first, overlap of exchange/messages.py, or None
@@ -92,19 +96,22 @@ def Pipeline(
     """
     from parallel.mesh import Mesh
     from parallel.strategies.along_data import exchange_along
+    from parallel.strategies.context.strategy import SequenceParts
     from parallel.strategies.pipeline.executor import PipelinePass
     from parallel.strategies.pipeline.placement import place, refuse_ties
     from parallel.strategies.pipeline.schedules import check_counts
     from parallel.trainer import DistributedTrainer
 
-    check_counts(data=data, tensor=tensor)
+    check_counts(data=data, tensor=tensor, context=context)
     if schedule == "pipedream":
         raise ValueError("schedule: pipedream updates after each micro-batch, and has no flush: use parallel.PipeDream")
-    mesh = Mesh(communicator, data=data, pipeline=max(1, communicator.size // (data * tensor)), tensor=tensor)
+    stages = max(1, communicator.size // (data * context * tensor))
+    mesh = Mesh(communicator, data=data, pipeline=stages, context=context, tensor=tensor)
     exchange = exchange_along(mesh, int(zero1), bucketing, unit_bytes, compressor=compressor)
     if compressor:
         refuse_ties(place(network, mesh.sizes["pipeline"], schedule, micro_batches, cuts, **options))
-    pass_ = PipelinePass(schedule, micro_batches, cuts, recompute, limit, loss, way, **options)
+    positions = SequenceParts(attention)
+    pass_ = PipelinePass(schedule, micro_batches, cuts, recompute, limit, loss, way, positions, **options)
     return DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange, seed, "Pipeline")
 
 
@@ -173,6 +180,8 @@ def build(options, network, loss, optimizer, communicator) -> DistributedTrainer
         data=sizes["data"],
         tensor=sizes["tensor"],
         way=options.tensor,
+        context=sizes["context"],
+        attention=options.context,
         zero1=options.strategy == "zero1",
         bucketing=bucketing(options),
         unit_bytes=int(options.unit * 2**20),
@@ -191,7 +200,7 @@ STRATEGY = Strategy(
     supports=Supports(
         mixed=True,
         elastic=True,
-        axes=WITH_PARTS,
+        axes=(*WITH_PARTS, "context"),
         parts=False,
         not_parts="a pipeline cuts every batch into micro-batches of its own: say how many by --pipeline NAME:micro=N",
         compress=ALIKE,

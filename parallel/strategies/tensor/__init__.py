@@ -1,8 +1,9 @@
 """Tensor parallelism: ranks compute every layer together, each with a part of its parameters.
 
+The declaration, and `parallel.TensorParallel`, are in tensor_parallel.py beside this folder.
+
 | file | holds |
 |---|---|
-| tensor_parallel.py | the declaration, and `parallel.TensorParallel` |
 | shared_pass.py | what a rank computes in a step |
 | rewriting.py | which layer of a network is cut how, and what moves between them |
 | boundary.py | where convolutions end and linear layers begin, for the one weird trick |

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from nn.core.containers import Wrapper
 from nn.core.gradients import RowSum
-from nn.core.layer import Layer, last_kind
+from nn.core.layer import Layer, Sequential, Shape, last_kind
 from nn.core.layout import Views
 from parallel.state.splits import Split, split_of, with_split
 from parallel.strategies.tensor.moves import Move
@@ -54,8 +54,23 @@ class Around(Wrapper):
         return last_kind(each.gradient for each in (self.enter, self.layer, self.leave) if each)
 
     def specs(self, in_shape):
-        specs, out_shape = self.layer.specs(in_shape)
-        return specs if self.splits is None else _cut(specs, self.splits), out_shape
+        specs, out_shape = self.layer.specs(self._entered(in_shape))
+        specs = specs if self.splits is None else _cut(specs, self.splits)
+        return specs, self.leave.out_shape(out_shape, False) if self.leave else out_shape
+
+    def training_shape(self, in_shape):
+        shape = self.layer.training_shape(self._entered(in_shape))
+        return self.leave.out_shape(shape, True) if self.leave else shape
+
+    def child_shapes(self, in_shape):
+        return self.layer.child_shapes(self._entered(in_shape))
+
+    def macs(self, in_shape):
+        return self.layer.macs(self._entered(in_shape))
+
+    def _entered(self, in_shape: Shape) -> Shape:
+        """The shape of a sample that the layer is given."""
+        return self.enter.out_shape(in_shape, True) if self.enter else in_shape
 
     def forward(self, p, x, ctx):
         if self.enter:
@@ -95,6 +110,16 @@ def _cut(tree: dict, splits: Mapping[str, Split]) -> dict:
         else with_split(entry, splits.get(name))
         for name, entry in tree.items()
     }
+
+
+def behind(layer: Layer, move: Move) -> Layer:
+    """The layer, and then the move; of a Sequential, behind its last child, so that its children stay its own."""
+    if isinstance(layer, Sequential):
+        *before, last = layer.layers
+        return with_children(layer, (*before, behind(last, move)))
+    if isinstance(layer, Around) and layer.leave is None:
+        return Around(layer.layer, layer.enter, move, layer.splits, layer.late, layer.terms)
+    return Around(layer, leave=move)
 
 
 def with_children(layer: Layer, children: Iterable[Layer]) -> Layer:

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nn.core.context import Group
-from nn.core.layer import Layer
+from nn.core.layer import Layer, Shape
 from parallel.strategies.activation_transfer import transfer
 
 
@@ -134,6 +134,10 @@ class Move(Layer):
     """Base: what forward does with x, and backward with gy, is a `Group`'s, of the ranks on the axis "tensor"."""
 
     output = gradient = "new"
+
+    def out_shape(self, in_shape: Shape, training: bool) -> Shape:
+        """The shape of a sample behind the move; a part's is said to be that of the whole."""
+        return in_shape
 
     def __repr__(self):
         return f"{type(self).__name__}()"

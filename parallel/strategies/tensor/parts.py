@@ -10,8 +10,7 @@ import copy
 import numpy as np
 
 from nn.core.containers import Wrapper
-from nn.core.gradients import write_gradient
-from nn.core.layout import Views
+from nn.core.gradients import ScatterAdd
 from nn.layers.dropout import Dropout, keep_mask
 from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions, sinusoids
 from parallel.strategies.tensor.moves import Cut
@@ -46,18 +45,43 @@ class SplitEmbedding(Wrapper):
 
 
 class SplitDropout(Wrapper):
-    """This rank's part of the mask that one process draws, of the ranks on an axis."""
+    """This rank's part of the mask that one process draws.
 
-    def __init__(self, layer: Dropout, cut: Cut, axis: str = "tensor"):
+    Parameters
+    ----------
+    layer : Dropout
+    cut : Cut or None
+        How the ranks on `axis` share what they are given together; None: each has all of it.
+    axis : str
+    positions : array of int, or None
+        Which positions of sequences of `length` they have together; None for all.
+    length : int
+    """
+
+    def __init__(
+        self,
+        layer: Dropout,
+        cut: Cut | None,
+        axis: str = "tensor",
+        positions: np.ndarray | None = None,
+        length: int = 0,
+    ):
         super().__init__(layer)
-        self.cut, self.axis = cut, axis
+        self.cut, self.axis, self.positions, self.length = cut, axis, positions, length
 
     def forward(self, p, x, ctx):
         if not ctx.training or self.layer.kept == 65536:
             return x, None
         whole = list(x.shape)
-        whole[self.cut.axis] = self.cut.size
-        mask = self.cut.take(keep_mask(self.layer.kept, tuple(whole), ctx), ctx.group(self.axis), ctx)
+        if self.cut:
+            whole[self.cut.axis] = self.cut.size
+        if self.positions is not None:
+            whole[1] = self.length
+        mask = keep_mask(self.layer.kept, tuple(whole), ctx)
+        if self.positions is not None:
+            mask = mask[:, self.positions]
+        if self.cut:
+            mask = self.cut.take(mask, ctx.group(self.axis), ctx)
         y = np.multiply(x, mask, ctx.reuse_input(x))
         y *= 65536 / self.layer.kept
         return y, mask
@@ -66,40 +90,46 @@ class SplitDropout(Wrapper):
         return self.layer.backward(p, gy, mask, ctx)
 
 
-class SplitPositions(Wrapper):
-    """The vectors of this rank's places."""
+class OfPositions(Wrapper):
+    """Base: a layer that adds something of each position, and is given some of them.
 
-    def __init__(self, layer: LearnedPositions, cut: Cut):
+    Parameters
+    ----------
+    layer : Layer
+    positions : array of int
+        Which positions of the whole sequence the ranks of the axis "tensor" have together.
+    cut : Cut or None
+        How these ranks share them; None: each has all.
+    """
+
+    def __init__(self, layer: LearnedPositions | SinusoidalPositions, positions: np.ndarray, cut: Cut | None = None):
         super().__init__(layer)
-        self.cut = cut
+        self.positions, self.cut = positions, cut
+
+    def rows(self, ctx) -> np.ndarray:
+        """The positions of this rank."""
+        if self.cut is None:
+            return self.positions
+        group = ctx.group("tensor")
+        return self.positions[slice(*self.cut.bounds(group.rank, group.size))]
+
+
+class SplitPositions(OfPositions):
+    """The vectors of this rank's positions."""
 
     def forward(self, p, x, ctx):
-        mine = slice(*self._bounds(ctx))
-        return self.layer.forward(Views(W=p.W[mine]), x, ctx)
+        return np.add(x, p.W[self.rows(ctx)], ctx.reuse_input(x)), None
 
     def backward(self, p, gy, saved, ctx):
-        lo, hi = self._bounds(ctx)
-        gx, gradients = self.layer.backward(Views(W=p.W[lo:hi]), gy, saved, ctx)
-        gW = np.zeros_like(p.W)
-        write_gradient(gW[lo:hi], gradients["W"], False, ctx.network_context.pool)
-        return gx, {"W": gW}
-
-    def _bounds(self, ctx):
-        group = ctx.group("tensor")
-        return self.cut.bounds(group.rank, group.size)
+        return (gy if ctx.needs_input_grad else None), {"W": ScatterAdd(self.rows(ctx), gy.sum(axis=0))}
 
 
-class SplitSinusoids(Wrapper):
-    """The sines of this rank's places."""
-
-    def __init__(self, layer: SinusoidalPositions, cut: Cut):
-        super().__init__(layer)
-        self.cut = cut
+class SplitSinusoids(OfPositions):
+    """The sines of this rank's positions."""
 
     def forward(self, p, x, ctx):
-        group = ctx.group("tensor")
-        lo, hi = self.cut.bounds(group.rank, group.size)
-        return np.add(x, sinusoids(self.cut.size, x.shape[2], x.dtype)[lo:hi], ctx.reuse_input(x)), None
+        rows = self.rows(ctx)
+        return np.add(x, sinusoids(int(rows.max(initial=0)) + 1, x.shape[2], x.dtype)[rows], ctx.reuse_input(x)), None
 
     def backward(self, p, gy, saved, ctx):
         return gy, {}

@@ -24,6 +24,8 @@ from __future__ import annotations
 import copy
 from typing import NamedTuple
 
+import numpy as np
+
 from nn.core.containers import Parallel, Recompute, Residual
 from nn.core.layer import Layer, Sequential, Shape
 from nn.core.network import Network
@@ -38,7 +40,7 @@ from nn.layers.reshaping import Flatten
 from nn.losses import CrossEntropyLoss, Loss
 from nn.models.googlenet import Auxiliary
 from parallel.state.splits import Split, split_of
-from parallel.strategies.tensor.around import Around, with_children
+from parallel.strategies.tensor.around import Around, behind, with_children
 from parallel.strategies.tensor.layers import (
     ChannelParallelConv2d,
     ColumnLinear,
@@ -48,7 +50,7 @@ from parallel.strategies.tensor.layers import (
 )
 from parallel.strategies.tensor.loss import SplitCrossEntropy
 from parallel.strategies.tensor.moves import Copy, Cut, Gather, Given, Keep, Move, Once, Show, Sum, SumPart
-from parallel.strategies.tensor.parts import SplitDropout, SplitPositions, SplitSinusoids
+from parallel.strategies.tensor.parts import OfPositions, SplitDropout, SplitPositions, SplitSinusoids
 
 WAYS = ("pairs", "width", "sequence")
 State = Cut | None  # of an activation: cut, or whole
@@ -169,7 +171,7 @@ class _Sharing:
         if state is None:
             return layer
         self.parts_out = parts_out and state == Cut(-1, network.out_shape[-1])
-        return self._behind(layer, Show(state) if self.parts_out else Gather(state, same=True, rounded=False))
+        return behind(layer, Show(state) if self.parts_out else Gather(state, same=True, rounded=False))
 
     def _find_ties(self, tree: dict, prefix: str) -> None:
         for name, entry in tree.items():
@@ -198,6 +200,8 @@ class _Sharing:
         if type(layer) is Recompute:
             inner, out = self.layer(layer.layer, path, in_shape, state)
             return Recompute(inner), out
+        if isinstance(layer, Around):
+            return self.around(layer, path, in_shape, state)
         for kind, rule in RULES:
             if isinstance(layer, kind) and type(layer).forward is kind.forward and path not in self.keep:
                 return rule(self, layer, path, in_shape, state)
@@ -229,11 +233,11 @@ class _Sharing:
         if body == short:
             return other, body
         if body:
-            other.body = self._behind(other.body, Gather(body, same=True, rounded=False))
+            other.body = behind(other.body, Gather(body, same=True, rounded=False))
         if short and layer.shortcut:
-            other.shortcut = self._behind(other.shortcut, Gather(short, same=True, rounded=False))
+            other.shortcut = behind(other.shortcut, Gather(short, same=True, rounded=False))
         elif short:  # x itself comes cut: the body's result is cut alike
-            other.body = self._behind(other.body, Keep(short))
+            other.body = behind(other.body, Keep(short))
             return other, short
         return other, None
 
@@ -243,8 +247,16 @@ class _Sharing:
         rounded = isinstance(root, Sequential) and path in [*root.children()][:-1]  # the next child takes the outputs
         for name, child in layer.children().items():
             inner, out = self.layer(child, _join(path, name), in_shape, state)
-            found.append(self._behind(inner, Gather(out, same=True, rounded=rounded)) if out else inner)
+            found.append(behind(inner, Gather(out, same=True, rounded=rounded)) if out else inner)
         return tuple(found)
+
+    def around(self, layer: Around, path: str, in_shape: Shape, state: State) -> Found:
+        """Moves of the axis "context", which are of whole features, and of all positions that a rank has."""
+        inside = layer.enter.out_shape(in_shape, True) if layer.enter else in_shape
+        inner, state = self.layer(layer.layer, path, inside, state)
+        if layer.leave and _places(state):
+            inner, state = behind(inner, Gather(state, same=True, rounded=False)), None
+        return Around(inner, layer.enter, layer.leave), state
 
     # ------------------------------------------------------------------------------------------------ layers
 
@@ -293,10 +305,17 @@ class _Sharing:
     def positions(self, layer: LearnedPositions, path: str, in_shape: Shape, state: State) -> Found:
         if not _places(state):
             return self.whole(layer, state)
-        return Around(SplitPositions(layer, state), terms=True), state
+        return self.some_positions(SplitPositions(layer, np.arange(in_shape[0])), path, in_shape, state)
 
     def sinusoids(self, layer: SinusoidalPositions, path: str, in_shape: Shape, state: State) -> Found:
-        return (SplitSinusoids(layer, state), state) if _places(state) else self.whole(layer, state)
+        if not _places(state):
+            return self.whole(layer, state)
+        return self.some_positions(SplitSinusoids(layer, np.arange(in_shape[0])), path, in_shape, state)
+
+    def some_positions(self, layer: OfPositions, path: str, in_shape: Shape, state: State) -> Found:
+        if not _places(state):
+            return self.whole(layer, state)
+        return Around(type(layer)(layer.layer, layer.positions, state), terms=True), state
 
     def normalization(self, layer: LayerNorm | RMSNorm, path: str, in_shape: Shape, state: State) -> Found:
         """Every place by itself."""
@@ -312,6 +331,9 @@ class _Sharing:
 
     def dropout(self, layer: Dropout, path: str, in_shape: Shape, state: State) -> Found:
         return (SplitDropout(layer, state) if state else layer), state
+
+    def some_dropout(self, layer: SplitDropout, path: str, in_shape: Shape, state: State) -> Found:
+        return SplitDropout(layer.layer, state, layer.axis, layer.positions, layer.length), state
 
     def flatten(self, layer: Flatten, path: str, in_shape: Shape, state: State) -> Found:
         """Each position's channels are blocks of the features."""
@@ -334,15 +356,6 @@ class _Sharing:
         self.along_places = True
         return SumPart(places), places
 
-    def _behind(self, layer: Layer, move: Move) -> Layer:
-        """The layer, and then the move; of a Sequential, behind its last child, so that its children stay its own."""
-        if isinstance(layer, Sequential):
-            *before, last = layer.layers
-            return with_children(layer, (*before, self._behind(last, move)))
-        if isinstance(layer, Around) and layer.leave is None:
-            return Around(layer.layer, layer.enter, move, layer.splits, layer.late, layer.terms)
-        return Around(layer, leave=move)
-
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
@@ -361,9 +374,12 @@ RULES = (
     (Embedding, _S.embedding),
     (LearnedPositions, _S.positions),
     (SinusoidalPositions, _S.sinusoids),
+    (SplitPositions, _S.some_positions),
+    (SplitSinusoids, _S.some_positions),
     (LayerNorm, _S.normalization),
     (RMSNorm, _S.normalization),
     (BatchNorm, _S.batch_norm),
     (Dropout, _S.dropout),
+    (SplitDropout, _S.some_dropout),
     (Flatten, _S.flatten),
 )

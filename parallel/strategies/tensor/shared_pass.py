@@ -21,24 +21,30 @@ class SharedPass(Whole):
         Of whole outputs.
     way : {"pairs", "width", "sequence"}
         See rewriting.py.
+    positions : SequenceParts or None
+        Needed where the mesh has an axis "context".
     """
 
-    def __init__(self, loss: Loss, way: str = "pairs"):
-        self.whole_loss, self.way = loss, way
+    def __init__(self, loss: Loss, way: str = "pairs", positions=None):
+        self.whole_loss, self.way, self.positions = loss, way, positions
 
     def make_local_network(self, network, mesh):
         self.knows = False
         if mesh.index is None:  # a rank that only serves, whole arrays
             return network
         index, ranks = mesh.places["tensor"], mesh.sizes["tensor"]
-        shared, self.parts_loss, _ = share(network, self.whole_loss, ranks, self.way)
+        mine = self.positions.cut(network, mesh, self.way == "sequence") if self.positions else network
+        shared, self.parts_loss, _ = share(mine, self.whole_loss, ranks, self.way)
         self.knows = index == 0
-        return NetworkPart(shared, index, ranks) if ranks > 1 else network
+        return NetworkPart(shared, index, ranks) if ranks > 1 else shared
 
     def join(self, trainer):
         """The loss of outputs that are cut; and where gradients are terms, here and there in the buffer."""
         if self.mesh.index is None:
             return
+        if self.positions:
+            self.positions.join()
+            self.parts_loss = self.positions.loss(self.parts_loss)
         layout, names = trainer.local_network.layout, terms(trainer.local_network)
         self.terms = {name: array for name, array in layout.flat(trainer.g).items() if name in names}
         self.ends = sorted((layout.slices[name].stop, name) for name in names)
@@ -76,5 +82,13 @@ class SharedPass(Whole):
 
         return summed
 
+    def in_transit(self):
+        return self.positions.nbytes if self.positions else 0
+
+    def close(self):
+        if self.positions:
+            self.positions.close()
+
     def describe(self):
-        return in_words(self.mesh.sizes["tensor"], self.way)
+        how = self.positions.describe() if self.positions else ""
+        return "; ".join(filter(None, (in_words(self.mesh.sizes["tensor"], self.way), how)))

@@ -35,6 +35,8 @@ def TensorParallel(
     *,
     tensor: int | None = None,
     way: str = "pairs",
+    context: int = 1,
+    attention: str = "ring",
     stage: int = 0,
     bucketing: dict | None = None,
     unit_bytes: int = 1 << 20,
@@ -55,6 +57,8 @@ def TensorParallel(
         How layers are shared: two linear layers by columns and rows, so that only the second sends; or each by its
         outputs, as convolutions are; or as the first, with activations cut along the places of sequences where ranks
         would do the same with all of them.
+    context, attention
+        How many groups of them share a sequence, and how its attention is computed: see ContextParallel.
     stage : {0, 1, 2, 3}
         Of ZeRO: what groups keep in shards; 0 for nothing.
     bucketing, unit_bytes, prefetch, compressor
@@ -69,24 +73,29 @@ def TensorParallel(
     """
     from parallel.mesh import Mesh
     from parallel.strategies.along_data import exchange_along
+    from parallel.strategies.context.strategy import SequenceParts
     from parallel.strategies.tensor.shared_pass import SharedPass
     from parallel.trainer import DistributedTrainer
 
-    mesh = Mesh(communicator, tensor=tensor or communicator.size)
+    mesh = Mesh(communicator, context=context, tensor=tensor or communicator.size // context)
     exchange = exchange_along(mesh, stage, bucketing, unit_bytes, prefetch, compressor)
-    return DistributedTrainer(network, loss, optimizer, mesh, SharedPass(loss, way), exchange, seed, "TensorParallel")
+    pass_ = SharedPass(loss, way, SequenceParts(attention))
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange, seed, "TensorParallel")
 
 
 def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
     """Ranks compute every layer together; several such groups share every batch."""
+    sizes = axes.sizes(options, communicator.size)
     return TensorParallel(
         network,
         loss,
         optimizer,
         communicator,
         options.seed,
-        tensor=axes.sizes(options, communicator.size)["tensor"],
+        tensor=sizes["tensor"],
         way=options.tensor,
+        context=sizes["context"],
+        attention=options.context,
         stage=STAGES.get(options.strategy_name, 0),
         bucketing=bucketing(options),
         unit_bytes=int(options.unit * 2**20),
@@ -104,7 +113,7 @@ STRATEGY = Strategy(
     supports=Supports(
         mixed=True,
         elastic=True,
-        axes=WITH_PARTS,
+        axes=(*WITH_PARTS, "context"),
         compress=ALIKE,
         not_compressed=ROUNDED,
         reproducible=False,
