@@ -29,7 +29,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -40,7 +40,7 @@ TIMED_OUT = 124  # exit status of a job that was ended at its time limit, as wit
 NOT_BEGUN = 123  # of one whose ranks should have survived others, and have ended before MPI had started
 HUNG = 86  # of one whose ranks have waited for each other too long, and said for whom (collectives.failures)
 LOST = 125  # of one whose mpiexec itself died or hung, or whose ranks all died: how they ended is not known
-NO_RANKS = 30.0  # seconds that mpiexec may stay without a rank: it takes a moment
+NO_RANKS = 30.0  # seconds that mpiexec may stay without a rank, or one without the next, or a rank be stopped unnamed
 LOOK = 5.0  # seconds between two looks whether there are ranks
 SOON = 2.0  # until all of those that are to survive others have started MPI
 AWAY = 10.0  # seconds without one, in which this process itself was stopped, or its machine
@@ -241,7 +241,8 @@ class Job:
     survive : bool
         Let other ranks go on where one dies (`why_all_end` must be empty); they say by `ended` how they have ended.
     silent : float
-        Seconds after which ranks are killed that are all stopped (SIGSTOP), so that none of them sees it; 0: never.
+        Seconds after which ranks are killed where no other one sees that they are stopped (SIGSTOP): all of them, or
+        one before MPI has started; 0: never.
     """
 
     def __init__(
@@ -286,6 +287,8 @@ class Job:
                 environment.setdefault(name, str(self._directory))
         self._record, self._ended_at = None, math.inf
         self._missing: set[str] = set()  # ranks that had started, and were not there at the last look
+        self._there: set[str] = set()  # ranks that were there, and since when
+        self._there_at, self._named = self._looked, False
         self._first = self._failed = None
         command = [sys.executable, "-m", "mpi4py", *map(str, args)]
         if self._directory and not _is_open_mpi(mpiexec):
@@ -372,25 +375,42 @@ class Job:
         if now < self._looked + (SOON if starts else LOOK):
             return
         if now > self._looked + AWAY:  # this process stood still, and perhaps the ranks with it
-            self._ranks_at = self._runs_at = now
+            self._ranks_at = self._runs_at = self._there_at = now
         self._looked = now
-        started = {path.name for path in self._record.parent.glob("[0-9]*")} if starts else set()
         ranks = processes.find(self.name, only_ranks=True)
-        if starts:
-            before, self._missing = self._missing, started - processes.numbers(ranks)
-            if before & self._missing:  # one has died, and MPI tells nobody
-                processes.send(ranks, signal.SIGKILL)
-        if not (self._silent and ranks and all(map(processes.stopped, ranks))):
-            self._runs_at = now
-        elif now > self._runs_at + self._silent:
-            self.say(f"launch: all ranks that are left have been stopped for {now - self._runs_at:.0f} s: killed\n")
+        if starts and ranks and (lost := self._lost(processes.numbers(ranks), now)):
+            self.say(f"launch: {named(lost)} died before MPI has started, which others wait for: killed\n")
             processes.send(ranks, signal.SIGKILL)
+        self._look_at_stopped(ranks, starts, now)
         if ranks or not processes.find(self.name):
             self._ranks_at = now
         elif now > self._ranks_at + NO_RANKS:
             self.trouble = f"mpiexec did not end in {now - self._ranks_at:.0f} s in which it had no rank"
             processes.kill(self.name)
             self._mpiexec.wait()
+
+    def _lost(self, there: set[str], now: float) -> set[str]:
+        """Ranks that have died before MPI had started, of which it tells nobody: whoever had started, and was not there
+        twice; and whoever never came, for a rank can be killed before it leaves its file."""
+        if there != self._there:
+            self._there, self._there_at = there, now  # mpiexec may still be starting others
+        before = self._missing
+        self._missing = {path.name for path in self._record.parent.glob("[0-9]*")} - there
+        late = {str(rank) for rank in range(self.ranks)} - there if now > self._there_at + NO_RANKS else set()
+        return before & self._missing | late
+
+    def _look_at_stopped(self, ranks: list[int], starts: bool, now: float) -> None:
+        """Kill ranks that are stopped, where no other one can tell: all of them, or one before MPI had started. Ranks
+        that are to be waited for are named, once."""
+        still = [pid for pid in ranks if processes.stopped(pid)]
+        if not still or (self._silent and not starts and len(still) < len(ranks)):
+            self._runs_at, self._named = now, False
+        elif not self._named and now > self._runs_at + (self._silent or NO_RANKS):
+            self._named = not self._silent
+            whole = "all ranks that are left have" if len(still) == len(ranks) else named(processes.numbers(still))
+            then = "killed" if self._silent else "others wait for that"
+            self.say(f"launch: {whole} been stopped for {now - self._runs_at:.0f} s: {then}\n")
+            processes.send(ranks if self._silent else (), signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Pass output on until the job ends; return its exit status, or None if `timeout` seconds pass first."""
@@ -550,6 +570,12 @@ def run(
         job.show_stacks()
         job.wait(processes.GRACE)
         return TIMED_OUT
+
+
+def named(ranks: Iterable[str]) -> str:
+    """Numbers of ranks in words, as a subject: "rank 1 has"."""
+    found = sorted(ranks, key=int)
+    return f"rank{'s' * (len(found) > 1)} {', '.join(found)} ha{'s' if len(found) == 1 else 've'}"
 
 
 def ending(status: int) -> str:

@@ -120,6 +120,46 @@ def test_a_death_before_all_have_begun_ends_a_job_whose_ranks_survive(monkeypatc
     assert "mpiexec itself" not in "".join(said)
 
 
+@pytest.mark.skipif(bool(launcher.why_all_end()), reason=str(launcher.why_all_end()))
+def test_a_death_before_a_rank_has_left_its_file_ends_a_job_whose_ranks_survive(monkeypatch, tmp_path):
+    """It is killed as its process begins, so that it was never there."""
+    monkeypatch.setattr(launcher, "SOON", 0.2)
+    monkeypatch.setattr(launcher, "NO_RANKS", 1.0)
+    starts = tmp_path / "starts.py"
+    starts.write_text(
+        "import os, sys\n"
+        "if os.environ['OMPI_COMM_WORLD_RANK'] == '1': os.kill(os.getpid(), 9)\n"
+        f"os.execv(sys.executable, [*{launcher.START!r}, *sys.argv[1:]])\n"
+    )
+    monkeypatch.setattr(launcher, "START", (sys.executable, str(starts)))
+    said, how = [], {"timeout": PATIENCE, "survive": True}
+    assert launcher.run(["-c", "import time; time.sleep(1000)"], 2, stdout=said.append, **how) == launcher.NOT_BEGUN
+    assert "launch: rank 1 has died before MPI has started, which others wait for: killed\n" in said
+
+
+STOPPED = "import os, signal, time; rank = os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['PMI_RANK']\n"
+STOPPED += "os.kill(os.getpid(), signal.SIGSTOP) if rank == '1' else None; time.sleep(1000)"
+
+
+@pytest.mark.skipif(bool(launcher.why_all_end()), reason=str(launcher.why_all_end()))
+def test_a_rank_that_is_stopped_before_all_have_begun_ends_a_job_whose_ranks_survive(monkeypatch):
+    monkeypatch.setattr(launcher, "SOON", 0.2)
+    said, how = [], {"timeout": PATIENCE, "survive": True, "silent": 1.0}
+    assert launcher.run(["-c", STOPPED], 2, stdout=said.append, **how) == launcher.NOT_BEGUN
+    assert re.fullmatch(r"launch: rank 1 has been stopped for \d s: killed\n", said[0])
+
+
+def test_a_rank_that_is_stopped_is_named_once(monkeypatch):
+    monkeypatch.setattr(launcher, "LOOK", 0.1)
+    monkeypatch.setattr(launcher, "NO_RANKS", 0.5)
+    said = []
+    with launcher.Job(["-c", STOPPED], 2, stdout=said.append) as job:
+        while not said:
+            assert job.wait(0.1) is None
+        job.wait(1.0)
+        assert len(said) == 1 and re.fullmatch(r"launch: rank 1 has been stopped for \d s: others wait .*\n", said[0])
+
+
 @pytest.mark.parametrize("given", [0, 9, 255])
 def test_the_status_is_that_of_the_rank_that_fails_first_whatever_mpiexec_gives(monkeypatch, tmp_path, given):
     """MPICH's gives 9 for a rank that was killed, Intel MPI's 255."""
