@@ -170,7 +170,7 @@ def test_one_call_is_reported_once_and_by_one_rank(comm, capfd, asked):
     watchdog, looks, reported = communicator._watchdog, [], threading.Event()
     look, report = watchdog.look, watchdog.report
     watchdog.report = lambda states: reported.set() or report(states)
-    watchdog.asked = math.inf if asked else 0.0
+    watchdog.questioned = math.inf if asked else 0.0
     x = np.zeros(3)
 
     def answer():
