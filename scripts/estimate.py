@@ -56,7 +56,9 @@ def parser() -> argparse.ArgumentParser:
         default="all",
         help="ddp, zero1 ... zero3, dp, ps, gpipe ..., tensor, hybrid, local-sgd:8, easgd, diloco, downpour, or all",
     )
-    found.add_argument("--mesh", help="sizes of axes: pipeline=4,tensor=2; what is left of the ranks is data")
+    found.add_argument(
+        "--mesh", help="sizes of axes: pipeline=4,tensor=2, context=4; what is left of the ranks is data"
+    )
     found.add_argument("--ranks", type=ranks, help="64, or 1,2,4, or 1..65536 (default: 1..8, of a mesh)")
     add_job_options(found)
     found.add_argument(
@@ -284,14 +286,16 @@ def of_one(options, job, network) -> dict:
 
     fixed = Axes.parse(options.mesh) if options.mesh else Axes()
     found = []
+    inside = fixed.tensor * fixed.context
     for count in options.ranks:
         pipeline = fixed.pipeline
         if options.strategy in TIMED and pipeline == 1:  # as many stages as there can be
-            most = min(count // fixed.tensor, len(job.layers) // CHUNKS.get(options.strategy, 1))
-            pipeline = max((n for n in range(1, most + 1) if count // fixed.tensor % n == 0), default=1)
-        if count % (pipeline * fixed.tensor) or (fixed.data > 1 and count != fixed.ranks):
+            most = min(count // inside, len(job.layers) // CHUNKS.get(options.strategy, 1))
+            pipeline = max((n for n in range(1, most + 1) if count // inside % n == 0), default=1)
+        if count % (pipeline * inside) or (fixed.data > 1 and count != fixed.ranks):
             raise ValueError(f"--mesh {options.mesh} does not multiply to {count} ranks: change --ranks or --mesh")
-        axes, strategy = Axes(count // (pipeline * fixed.tensor), pipeline, fixed.tensor), options.strategy
+        axes = fixed._replace(data=count // (pipeline * inside), pipeline=pipeline)
+        strategy = options.strategy
         if strategy == "tensor":
             parts = max(n for n in range(1, min(count, MOST_PARTS) + 1) if count % n == 0)
             axes, strategy = Axes(count // parts, 1, parts), "ddp"
@@ -327,7 +331,7 @@ def of_all(options, job, network, limit: float) -> dict:
     }
     for name in ("ddp", "zero1", "fsdp", "ps", "dp") if options.draw else ():
         of = (p for each in every.values() for p in each)
-        curves[name] = [scaled(p) for p in of if p.strategy in (name, "serial") and p.axes[1:] == (1, 1)]
+        curves[name] = [scaled(p) for p in of if p.strategy in (name, "serial") and p.ranks == p.axes.data]
     return curves
 
 
@@ -373,7 +377,7 @@ def command(best, options) -> str:
     train = os.environ.get("RINGPROP_COMMAND", "python scripts/train.py")
     words = [f"{train} --model {options.model}{data_of(options)} --batch {options.batch} --ranks {best.ranks}"]
     chosen = options_of(best, None if options.profile else model_of(options))
-    words += [f"--{name} {chosen[name]}" for name in ("strategy", "pipeline", "mesh") if name in chosen]
+    words += [f"--{name} {chosen[name]}" for name in ("strategy", "pipeline", "mesh", "context") if name in chosen]
     if best.strategy == "ps" and options.servers > 1:
         words.append(f"--servers {options.servers}")
     if options.dtype != "float32":

@@ -83,7 +83,7 @@ def measured_job(options: Options, parts: Parts, world, network: Network, say) -
     mean = np.mean(world.allgather(figures), axis=0)
     update, head = np.mean(world.allgather((mine.update, mine.head)), axis=0)
     layers = [
-        layer._replace(forward=forward, backward=backward, weight_gradient=weights)
+        layer.measured(forward, backward, weights)
         for layer, (forward, backward, weights) in zip(counted.layers, mean.tolist(), strict=True)
     ]
     return job_of(parts.network, Times(layers, float(update), float(head)), samples, options.batch, moments)

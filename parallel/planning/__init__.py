@@ -9,7 +9,7 @@
 | layer_times.py | a measured profile: every layer, both halves of backward |
 | choice.py | the options of a predicted run, and the reasons for choosing it |
 | parts.py | layers and samples of the busiest rank |
-| group_costs.py, topology_costs.py | collectives on two levels of a network, on topologies |
+| group_costs.py, topology_costs.py, context_costs.py | collectives on two levels, on topologies; shared attention |
 | transformer.py | transformers of billions of parameters, by the formulas of their authors |
 | tables.py, pictures.py | predictions in columns, and drawn |
 

@@ -11,7 +11,7 @@ from parallel.state.stages import stages
 
 
 def options_of(prediction: Prediction, network: Network | None = None) -> dict[str, str]:
-    """Return --strategy, --pipeline and --mesh of the predicted run.
+    """Return --strategy, --pipeline, --mesh and --context of the predicted run.
 
     Parameters
     ----------
@@ -32,6 +32,8 @@ def options_of(prediction: Prediction, network: Network | None = None) -> dict[s
         found = {"strategy": "pipeline", "pipeline": f"{name}:{','.join(keys)}"}
     if prediction.ranks > axes.data:
         found["mesh"] = ",".join(f"{axis}={size}" for axis, size in axes._asdict().items() if size > 1)
+    if prediction.attention == "ulysses":
+        found["context"] = "ulysses"
     return found
 
 

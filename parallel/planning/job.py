@@ -1,7 +1,8 @@
 """What is predicted: a network's layers, the samples of a step, and what a rank and its memory can do.
 
-A `Mesh` says how ranks share it: rank = (d pipeline + s) tensor + t, so that those of the axis "tensor" are neighbours
-and those of "data" farthest apart, as they talk most and least often. A `Prediction` says what a step costs.
+A `Mesh` says how ranks share it: rank = ((d pipeline + s) context + c) tensor + t, so that those of the axis "tensor"
+are neighbours and those of "data" farthest apart, as they talk most and least often. A `Prediction` says what a step
+costs.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from parallel.planning.profile import LayerProfile, checked
 
 
 class Axes(NamedTuple):
-    """Number of ranks on each axis: replicas, stages, shards of a layer."""
+    """Number of ranks on each axis: replicas, stages, shards of a layer, parts of a sequence."""
 
     data: int = 1
     pipeline: int = 1
     tensor: int = 1
+    context: int = 1
 
     @property
     def ranks(self) -> int:
@@ -32,9 +34,11 @@ class Axes(NamedTuple):
         return ",".join(f"{name}={size}" for name, size in zip(self._fields, self, strict=True) if size > 1) or "data=1"
 
     def group(self, axis: str, memory: bool) -> Group:
-        """The ranks that differ in this axis only."""
-        strides = {"tensor": 1, "pipeline": self.tensor, "data": self.tensor * self.pipeline}
-        return Group(getattr(self, axis), strides[axis], memory)
+        """The ranks that differ in this axis only; of "data" also in "context": they have the same of the network."""
+        strides = {"tensor": 1, "context": self.tensor, "pipeline": self.tensor * self.context}
+        if axis != "data":
+            return Group(getattr(self, axis), strides[axis], memory)
+        return Group(self.data * self.context, self.tensor * self.pipeline, memory)
 
     @classmethod
     def parse(cls, text: str) -> Axes:
@@ -50,19 +54,21 @@ class Axes(NamedTuple):
             name, _, size = part.partition("=")
             if name not in cls._fields or name in sizes or not size.isdecimal() or not int(size):
                 raise ValueError(
-                    f"mesh {text!r}: expected data=N,pipeline=N,tensor=N with numbers above 0, given {part!r}"
+                    f"mesh {text!r}: expected data=N,pipeline=N,tensor=N,context=N with numbers above 0, given {part!r}"
                 )
             sizes[name] = int(size)
         return cls(**sizes)
 
     @classmethod
-    def all(cls, ranks: int, most_stages: int, most_parts: int) -> Iterator[Axes]:
+    def all(cls, ranks: int, most_stages: int, most_parts: int, most_positions: int = 1) -> Iterator[Axes]:
         """Yield every mesh of `ranks` ranks within the limits."""
         divisors = [n for n in range(1, math.isqrt(ranks) + 1) if ranks % n == 0]
         divisors = sorted({*divisors, *(ranks // n for n in divisors)})
-        for pipeline, tensor in product(divisors, divisors):
-            if pipeline <= most_stages and tensor <= most_parts and ranks % (pipeline * tensor) == 0:
-                yield cls(ranks // (pipeline * tensor), pipeline, tensor)
+        contexts = [n for n in divisors if n <= most_positions] or [1]
+        for pipeline, tensor, context in product(divisors, divisors, contexts):
+            model = pipeline * tensor * context
+            if pipeline <= most_stages and tensor <= most_parts and ranks % model == 0:
+                yield cls(ranks // model, pipeline, tensor, context)
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,8 @@ class Prediction:
         of pipelines: the micro-batches of a step, and the first layer of the second and each later stage
     replicas : tuple of int
         of pipedream: ranks of each stage
+    attention : str
+        "ring" or "ulysses" where ranks share sequences: the faster one
     """
 
     strategy: str
@@ -162,6 +170,7 @@ class Prediction:
     micro_batches: int = 0
     cuts: tuple[int, ...] = ()
     replicas: tuple[int, ...] = ()
+    attention: str = ""
 
     @property
     def seconds(self) -> float:
@@ -180,4 +189,8 @@ class Prediction:
     @property
     def name(self) -> str:
         """The strategy, and the mesh if it has more than one axis."""
-        return self.strategy if self.axes == (self.ranks, 1, 1) else f"{self.strategy} {self.axes}"
+        return (
+            self.strategy
+            if self.axes == (self.ranks,) + (1,) * (len(self.axes) - 1)
+            else f"{self.strategy} {self.axes}"
+        )

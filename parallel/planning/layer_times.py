@@ -61,7 +61,7 @@ def measure_layers(trainer: Trainer, x: np.ndarray, y: np.ndarray, repeats: int 
     for path, layer in zip(top, counted, strict=True):
         forward, backward = (whole.get((path, kind), 0.0) / parts for kind in ("forward", "backward"))
         weights = backward - inputs.get((path, "backward"), 0.0) / parts if layer.parameters else 0.0
-        layers.append(layer._replace(forward=forward, backward=backward, weight_gradient=max(0.0, weights)))
+        layers.append(layer.measured(forward, backward, max(0.0, weights)))
     update = whole.get(("optimizer", "backward"), 0.0)
     computed = sum(layer.forward + layer.backward for layer in layers)
     return Times(checked(layers), update, max(0.0, (whole[STEP] - update) / parts - computed))

@@ -1,4 +1,4 @@
-"""The busiest rank's work in a step: its samples, its shard of every layer, its sums on the axis "tensor"."""
+"""The busiest rank's work in a step: its samples, its shard of every layer, its waits on "tensor", "context"."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from collectives.pricing.networks import Network
+from parallel.planning.context_costs import Exposed, attention_ways
 from parallel.planning.job import Axes, Job
 from parallel.planning.profile import LayerProfile
 
@@ -17,9 +18,9 @@ class Part(NamedTuple):
     ----------
     samples : int
     layers : tuple of LayerProfile
-        for these samples, split on the axis "tensor"
+        for these samples, split on the axes "tensor" and "context"
     sums, sent : float
-        seconds and bytes of the layers' sums on that axis
+        seconds that the layers wait on these axes, and bytes that they send there
     workers : int
         ranks that have samples
     """
@@ -47,21 +48,42 @@ class Part(NamedTuple):
 def part_of(job: Job, axes: Axes, network: Network, readers: int = 0, waiting: bool = False) -> Part:
     """Return the work of the busiest rank among `readers` replicas; 0 stands for those of the axis "data".
 
-    With `waiting` the seconds of the layers include the sums on the axis "tensor", because a pipeline waits for them.
+    With `waiting` the seconds of the layers include what they wait for on the axes "tensor" and "context", because a
+    pipeline waits for them.
     """
     readers = readers or axes.data
-    share, t = job.share(readers), axes.tensor
-    workers = min(readers, -(-job.batch // share)) * t
+    share, t, c = job.share(readers), axes.tensor, axes.context
+    workers = min(readers, -(-job.batch // share)) * t * c
     layers, group = job.of(share), axes.group("tensor", job.node_memory)
-    found, seconds, nbytes = [], 0.0, 0.0
+    found, seconds, nbytes, how = [], 0.0, 0.0, attention_of(job, axes, network)
     for layer in layers:
-        summed = layer.summed or layer.output
+        summed = (layer.summed or layer.output) / c
         each = layer.tensor_sums * group.allreduce(summed, network)
-        seconds += 2 * each
-        nbytes += 4 * layer.tensor_sums * group.sent(summed)
-        cut = {name: getattr(layer, name) / t for name in ("forward", "backward", "weight_gradient", "saved")}
-        cut["parameters"] = layer.parameters / t
+        waits = exposed(layer, axes, network)[how] if layer.keys and c > 1 else Exposed(0.0, 0.0, 0.0)
+        seconds += 2 * each + waits.seconds
+        nbytes += 4 * layer.tensor_sums * group.sent(summed) + waits.sent
+        cut = {name: getattr(layer, name) / t / c for name in ("forward", "backward", "weight_gradient", "saved")}
+        cut |= {"parameters": layer.parameters / t, "output": layer.output / c}
         if waiting:
-            cut |= {name: cut[name] + each for name in ("forward", "backward")}
+            cut |= {
+                "forward": cut["forward"] + each + waits.forward,
+                "backward": cut["backward"] + each + waits.backward,
+            }
         found.append(layer._replace(**cut))
     return Part(share, tuple(found), seconds, nbytes, workers)
+
+
+def exposed(layer: LayerProfile, axes: Axes, network: Network) -> dict[str, Exposed]:
+    """What every way of attention costs on the axis "context", where "tensor" has some of the heads on each rank."""
+    t, group = axes.tensor, axes.group("context", False)
+    heads = layer.heads // t if layer.heads % t == 0 else 0
+    return attention_ways(layer.keys / t, layer.attention / t, heads, group, network)
+
+
+def attention_of(job: Job, axes: Axes, network: Network) -> str:
+    """Return how ranks that share sequences compute attention in least time: "ring" or "ulysses"; "" if none do."""
+    found = [exposed(layer, axes, network) for layer in job.of(job.share(axes.data)) if layer.keys]
+    if axes.context == 1 or not found:
+        return ""
+    ways = [way for way in found[0] if all(way in each for each in found)]
+    return min(ways, key=lambda way: sum(each[way].seconds for each in found))

@@ -14,7 +14,16 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F
 DARK = ("#0072B2", "#009E73", "#D55E00")  # under white letters
 MARKERS = "osD^vP*X<>"
 NOTHING, PALE = "nothing fits", "#dddddd"
-FAMILIES = ("one rank", "ddp", "zero, fsdp", "dp, ps", "data x tensor", "pipeline", "pipeline x tensor")
+FAMILIES = (
+    "one rank",
+    "ddp",
+    "zero, fsdp",
+    "dp, ps",
+    "data x tensor",
+    "data x context",
+    "pipeline",
+    "pipeline x tensor",
+)
 
 
 def family(prediction: Prediction) -> str:
@@ -24,6 +33,8 @@ def family(prediction: Prediction) -> str:
         return "one rank"
     if axes.pipeline > 1 or name == "pipedream":
         return "pipeline x tensor" if axes.tensor > 1 else "pipeline"
+    if axes.context > 1:
+        return "data x context"
     if axes.tensor > 1:
         return "data x tensor"
     return "ddp" if name == "ddp" else "dp, ps" if name in ("dp", "ps") else "zero, fsdp"
@@ -128,7 +139,8 @@ def draw_map(
     axes.imshow(fields, cmap=ListedColormap(colours), vmin=-0.5, vmax=len(names) - 0.5, origin="lower", aspect="auto")
     for y, row in enumerate(fastest):
         for x, p in enumerate(row):
-            mesh = "x".join(map(str, p.axes)) if p.axes[1:] != (1, 1) else ""
+            sizes = p.axes if p.axes.context > 1 else p.axes[:3]
+            mesh = "x".join(map(str, sizes)) if p.ranks > p.axes.data else ""
             ink = "white" if colours[fields[y, x]] in DARK else "black"
             text = f"{p.strategy}\n{mesh}".rstrip() if kinds[y][x] != NOTHING else ""
             axes.annotate(text, (x, y), ha="center", va="center", fontsize=7, color=ink)

@@ -3,10 +3,11 @@
 layer,forward_ms,backward_ms,output_bytes,parameter_bytes
 Linear(4096 1000),0.453,0.474,1024000,16388000
 
-Four more columns are written, and optional when read: weight_gradient_ms, saved_bytes, tensor_sums, sum_bytes.
-Defaults: the weights' gradient takes half of backward; a layer saves its output; a layer with parameters that is split
-among ranks gathers its output forward and scatters its gradient backward, which is half a sum each way, of the output's
-bytes. Mixed precision saves and sends outputs as float16, and sums them as float32.
+More columns are written, and optional when read: weight_gradient_ms, saved_bytes, tensor_sums, sum_bytes; and of
+attention attention_ms, key_bytes, heads, positions, without which no axis "context" is predicted. Defaults: the
+weights' gradient takes half of backward; a layer saves its output; a layer with parameters that is split among ranks
+gathers its output forward and scatters its gradient backward, which is half a sum each way, of the output's bytes.
+Mixed precision saves and sends outputs as float16, and sums them as float32.
 
 `count_layers` makes a profile from multiply-accumulates alone, `layer_times.py` one from measurements.
 """
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 from nn.analysis.workload import count
 from nn.core.network import Network
-from nn.layers.attention import TransformerBlock
+from nn.layers.attention import MultiHeadAttention, TransformerBlock
 from nn.layers.convolution import Conv2d
 from nn.layers.dense import Linear, TiedLinear
 from nn.reading import TABLE, read_text
@@ -28,6 +29,7 @@ from nn.reading import TABLE, read_text
 COLUMNS = ("layer", "forward_ms", "backward_ms", "output_bytes", "parameter_bytes")
 HALF = 2  # bytes of a float16
 MORE = ("weight_gradient_ms", "saved_bytes", "tensor_sums", "sum_bytes")
+OF_ATTENTION = ("attention_ms", "key_bytes", "heads", "positions")
 
 
 class LayerProfile(NamedTuple):
@@ -49,6 +51,12 @@ class LayerProfile(NamedTuple):
         a sum)
     summed : float
         bytes of such a sum; 0: those of the output
+    attention : float
+        seconds of forward in which scores of all positions with each other are computed, and their sums
+    keys : float
+        bytes of keys and values
+    heads, positions : int
+        of attention, and of a sequence; 0 without
     """
 
     name: str
@@ -60,11 +68,20 @@ class LayerProfile(NamedTuple):
     saved: float = 0.0
     tensor_sums: float = 0.0
     summed: float = 0.0
+    attention: float = 0.0
+    keys: float = 0.0
+    heads: int = 0
+    positions: int = 0
 
     def of_samples(self, share: float) -> "LayerProfile":
         """Return the layer with `share` times the samples: all but its parameters is scaled."""
-        scaled = {"forward", "backward", "output", "weight_gradient", "saved", "summed"}
+        scaled = {"forward", "backward", "output", "weight_gradient", "saved", "summed", "attention", "keys"}
         return self._replace(**{name: getattr(self, name) * share for name in scaled})
+
+    def measured(self, forward: float, backward: float, weight_gradient: float) -> "LayerProfile":
+        """Return the layer with measured seconds; attention has the share of forward that it has of the operations."""
+        attention = self.attention / self.forward * forward if self.forward else 0.0
+        return self._replace(forward=forward, backward=backward, weight_gradient=weight_gradient, attention=attention)
 
 
 def read_profile(path: str | Path) -> list[LayerProfile]:
@@ -86,7 +103,7 @@ def read_profile(path: str | Path) -> list[LayerProfile]:
         raise ValueError(f"{path}: expected columns {', '.join(COLUMNS)}; {', '.join(missing)} not there")
     layers = []
     for line, row in rows:
-        value = {name: number(path, line, row, name) for name in COLUMNS[1:] + MORE if name in there}
+        value = {name: number(path, line, row, name) for name in COLUMNS[1:] + MORE + OF_ATTENTION if name in there}
         value |= {name[:-3]: value[name] / 1e3 for name in value if name.endswith("_ms")}
         with_weights = value["parameter_bytes"] > 0
         layers.append(
@@ -100,6 +117,10 @@ def read_profile(path: str | Path) -> list[LayerProfile]:
                 value.get("saved_bytes", value["output_bytes"]),
                 value.get("tensor_sums", 0.5 * with_weights),
                 value.get("sum_bytes", 0.0),
+                value.get("attention", 0.0),
+                value.get("key_bytes", 0.0),
+                int(value.get("heads", 0)),
+                int(value.get("positions", 0)),
             )
         )
     checked(layers, path)
@@ -112,12 +133,13 @@ def write_profile(layers: Sequence[LayerProfile]) -> str:
     """Return a profile as text, which `read_profile` reads."""
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")
-    out.writerow(COLUMNS + MORE)
+    out.writerow(COLUMNS + MORE + OF_ATTENTION)
     for layer in layers:
         times = (f"{1e3 * seconds:.6g}" for seconds in (layer.forward, layer.backward, layer.weight_gradient))
         forward, backward, weights = times
-        output, parameters, *more = (f"{value:.12g}" for value in (layer.output, layer.parameters, *layer[6:]))
-        out.writerow((layer.name.replace(",", ""), forward, backward, output, parameters, weights, *more))
+        output, parameters, *more = (f"{value:.12g}" for value in (layer.output, layer.parameters, *layer[6:9]))
+        attention = f"{1e3 * layer.attention:.6g}", f"{layer.keys:.12g}", layer.heads, layer.positions
+        out.writerow((layer.name.replace(",", ""), forward, backward, output, parameters, weights, *more, *attention))
     return text.getvalue()
 
 
@@ -141,6 +163,7 @@ def count_layers(network: Network, samples: int, flops: float, copy: float) -> l
     layers, sums = [], tensor_sums(network, {path: [row.parameters for row in rows] for path, rows in found.items()})
     for path, rows in found.items():
         count_of, summed = sums[path]
+        core, keys, heads, positions = attention_of(network, path)
         stored = samples * sum(row.activation for row in rows)
         forward = samples * 2 * sum(row.forward for row in rows) / flops + 2 * stored * copy
         backward = samples * 2 * sum(row.backward for row in rows) / flops + 4 * stored * copy
@@ -155,9 +178,23 @@ def count_layers(network: Network, samples: int, flops: float, copy: float) -> l
                 stored * kept / item,
                 count_of,
                 samples * math.prod(summed) * item,
+                samples * 2 * core / flops,
+                samples * keys * item,
+                heads,
+                positions,
             )
         )
     return checked(layers)
+
+
+def attention_of(network: Network, path: str) -> tuple[int, int, int, int]:
+    """Of a child of the root: operations of scores and sums, elements of keys and values, heads, positions."""
+    core = keys = heads = positions = 0
+    for inner, layer, shape, _ in network.layers():
+        if isinstance(layer, MultiHeadAttention) and (inner == path or inner.startswith(f"{path}.")):
+            T, D = shape
+            core, keys, heads, positions = core + 2 * T * T * D, keys + 2 * T * D, layer.heads, T
+    return core, keys, heads, positions
 
 
 def child_shape(network: Network, path: str) -> tuple[int, ...]:

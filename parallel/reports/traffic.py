@@ -77,10 +77,10 @@ class Traffic:
         other.bytes, other.calls = self.bytes, self.calls
         return other
 
-    def compile(self, rounds, *arguments, **buffers):
+    def compile(self, rounds, *arguments, computations=None, **buffers):
         """A plan for `Run`, with the bytes of its Sends."""
         rounds = list(rounds)
-        plan = self.communicator.compile(rounds, *arguments, **buffers)
+        plan = self.communicator.compile(rounds, *arguments, computations=computations, **buffers)
         itemsize = next(iter(buffers.values())).itemsize
         self.plans[plan] = itemsize * sum(
             step.hi - step.lo for steps in rounds for step in steps if isinstance(step, Send)

@@ -317,7 +317,7 @@ def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1
 
     mine, group = part_of(job, axes, network), axes.group("data", job.node_memory)
     gradients, update = job.parameters / axes.tensor, job.update / axes.tensor
-    if group.in_memory(network) and axes.tensor == 1:  # who has finished sums and updates the next block
+    if group.in_memory(network) and axes.tensor * axes.context == 1:  # who has finished sums and updates the next block
         update /= group.count
         exchange = network.barrier_seconds(group.count) + group.adding(gradients, network)
     else:

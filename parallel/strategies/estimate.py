@@ -19,7 +19,9 @@ costs of collectives are those of planning/group_costs.py.
 | local-sgd, diloco, easgd, downpour | ranks train apart, and meet now and then (local_sgd.py, downpour.py) | | |
 | pipedream | stages and replicas of planning/partition.py, never flushed, by the clock | versions of a stage | |
 
-On the axis "tensor" every layer takes a part of its seconds and of its bytes, and sums (LayerProfile).
+On the axis "tensor" every layer takes a part of its seconds and of its bytes, and sums (LayerProfile). On "context" it
+takes a part of its seconds and activations, and what of a ring, or of Ulysses' alltoalls, is not hidden
+(planning/context_costs.py); its ranks sum gradients with those of "data".
 Activations are counted with what is kept, and a unit or two that are whole for a moment.
 
 What is left out: that ranks differ and wait for the slowest, that cores of a node share memory and clock, loading data.
@@ -33,6 +35,7 @@ from math import inf
 
 from collectives.pricing.networks import Network
 from parallel.planning.job import Axes, Job, Prediction
+from parallel.planning.parts import attention_of
 from parallel.strategies import DECLARED
 from parallel.strategies.pipeline.cost import MOST_PLANNED, pipedream, pipeline
 from parallel.strategies.pipeline.timing import CHUNKS, TIMED
@@ -84,15 +87,25 @@ def estimate(
     if axes.tensor > 1 and name in (*ALONE, "pipedream", *APART):
         how = "is predicted with whole layers" if name in APART else "does not cut layers"
         raise ValueError(f"{strategy} {how}: leave tensor={axes.tensor} out")
+    if axes.context > 1:
+        if name in (*ALONE, "pipedream", *APART):
+            raise ValueError(f"{strategy} does not cut sequences: leave context={axes.context} out")
+        if axes.context > (most := most_positions(job)):
+            raise ValueError(
+                f"context={axes.context}: "
+                + (f"sequences have {most} positions: use at most {most}" if most > 1 else "no layer has attention")
+            )
     if axes.ranks == 1:
         return serial(job)
     if network.topology:
         network = network.of_ranks(axes.ranks)
-    if strategy in TIMED:
-        return pipeline(job, strategy, axes, network, micro_batches, recompute, quick, cuts)
     if strategy == "pipedream":
         return pipedream(job, axes, network, quick, cuts)
-    return PRICED[name].cost(job, axes, network, strategy, servers)
+    if strategy in TIMED:
+        found = pipeline(job, strategy, axes, network, micro_batches, recompute, quick, cuts)
+    else:
+        found = PRICED[name].cost(job, axes, network, strategy, servers)
+    return replace(found, attention=attention_of(job, axes, network))
 
 
 def serial(job: Job) -> Prediction:
@@ -102,6 +115,11 @@ def serial(job: Job) -> Prediction:
     memory = (2 + job.moments) * job.parameters + sum(layer.saved for layer in layers)
     parts = {"computation": seconds, "update": job.update}
     return Prediction("serial", Axes(), parts, seconds + job.update, 0.0, memory)
+
+
+def most_positions(job: Job) -> int:
+    """Return how many ranks can share a sequence: at most one for each position; 1 where no layer has attention."""
+    return max((layer.positions for layer in job.layers), default=1) or 1
 
 
 def strong_and_weak(job: Job, prediction: Prediction, again: Callable[[Job], Prediction]) -> tuple[float, float]:
@@ -119,11 +137,11 @@ def candidates(job: Job, ranks: int, most_parts: int = MOST_PARTS) -> Iterator[t
     yield from ((name, Axes(ranks)) for name in ALONE)
     if ranks <= MOST_PLANNED:
         yield "pipedream", Axes(ranks)
-    for axes in Axes.all(ranks, len(job.layers), most_parts):
+    for axes in Axes.all(ranks, len(job.layers), most_parts, min(most_parts, most_positions(job))):
         if axes.data > job.batch:
             continue
         if axes.pipeline == 1:
-            yield from ((name, axes) for name in SHARED if axes.data > 1 or name == "ddp")
+            yield from ((name, axes) for name in SHARED if axes.data * axes.context > 1 or name == "ddp")
             continue
         for name in SEARCHED:
             if axes.pipeline * CHUNKS.get(name, 1) <= len(job.layers):

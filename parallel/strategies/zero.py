@@ -218,7 +218,7 @@ def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1
 
     stage = STAGES[text]
     mine, group = part_of(job, axes, network), axes.group("data", job.node_memory)
-    whole, n, k = job.parameters / axes.tensor, axes.data, job.moments
+    whole, n, k = job.parameters / axes.tensor, group.count, job.moments
     if stage == 2 and job.overlap and not group.in_memory(network):
         streams = Streams()
         for unit in reversed(units(job, mine.layers)):
@@ -246,7 +246,7 @@ def cost_of_fsdp(job: Job, axes: Axes, network: CostNetwork, text: str, servers:
     from parallel.planning.parts import part_of
 
     mine, group = part_of(job, axes, network), axes.group("data", job.node_memory)
-    whole, n = job.parameters / axes.tensor, axes.data
+    whole, n = job.parameters / axes.tensor, group.count
     found = units(job, mine.layers)
     size = [sum(layer.parameters for layer in unit) for unit in found]
     there = 1 if group.in_memory(network) else 2  # units at once: one more where the next is gathered ahead

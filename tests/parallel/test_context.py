@@ -162,6 +162,22 @@ def test_bytes_that_ulysses_sends(comm, ranks):
     groups.close()
 
 
+@pytest.mark.mpi(ranks=[2], more=[4])
+def test_bytes_on_the_wire_are_those_of_the_formula(comm, ranks):
+    """6 (p - 1) times a rank's keys of each layer in a step, counted; what is counted is told by --memory."""
+    from collectives import Communicator
+    from parallel.reports.traffic import Traffic
+    from parallel.strategies.context.strategy import ContextParallel
+
+    traffic, length = Traffic(Communicator(comm)), 4 * ranks
+    many = ContextParallel(network("causal", length), loss(), optimizer(), traffic, SEED, node_memory="off")
+    samples = batches(many.shard, length)[0]
+    many.step(*samples, total_weight=many.whole_loss.count(samples[1]))
+    keys = len(samples[0]) * 4 * 8 * 8  # of four positions, eight features each
+    assert traffic.bytes["run"] == 6 * (ranks - 1) * keys and traffic.calls["run"] == 2
+    many.close()
+
+
 # ------------------------------------------------------------------------------------------- without ranks
 
 

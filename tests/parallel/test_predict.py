@@ -251,7 +251,7 @@ def test_every_mesh_multiplies_to_the_ranks():
         found = list(candidates(JOB, ranks))
         assert len(found) == len(set(found)) and all(axes.ranks == ranks for _, axes in found)
         assert {axes for name, axes in found if name in SHARED} >= {Axes(ranks), Axes(tensor=ranks)}
-    assert Axes.parse("data=2,tensor=4") == (2, 1, 4) and str(Axes(2, 1, 4)) == "data=2,tensor=4"
+    assert Axes.parse("data=2,tensor=4") == Axes(2, 1, 4) and str(Axes(2, 1, 4)) == "data=2,tensor=4"
 
 
 def test_profiles_from_counts(tmp_path):

@@ -45,8 +45,8 @@ def pipeline(
     stages[-1] = stages[-1]._replace(input_gradient=stages[-1].input_gradient + loss / m)
     own = network  # of the whole mesh, on a topology: its pipelines share channels
     if not network.topology:
-        own = network.with_ranks_per_node(max(1, network.ranks_per_node // axes.tensor))
-    timed = time_pipeline(schedule, stages, m, own, recompute, quick, axes.tensor)
+        own = network.with_ranks_per_node(max(1, network.ranks_per_node // (axes.tensor * axes.context)))
+    timed = time_pipeline(schedule, stages, m, own, recompute, quick, axes.tensor * axes.context)
     weights = [0.0] * axes.pipeline
     for stage, rank in zip(stages, homes(schedule, len(stages)), strict=True):
         weights[rank] += stage.parameters
@@ -63,7 +63,7 @@ def pipeline(
     memory = max((2 + job.moments) * w + peak for w, peak in zip(weights, timed.peaks, strict=True))
     sent = max(timed.sent) / axes.tensor + 2 * group.sent(largest) + mine.sent / axes.pipeline
     name, note = f"{schedule}{':recompute' * recompute}", f"{m} micro-batch{'es' * (m > 1)}, by {timed.method}"
-    computing = mine.workers * one + axes.data * axes.tensor * share * sum(weights)
+    computing = mine.workers * one + axes.data * axes.tensor * axes.context * share * sum(weights)
     return Prediction(name, axes, parts, computing, sent, memory, note, m, tuple(at[1:-1]))
 
 
