@@ -4,7 +4,7 @@ Start with nn/core/layer.py (the contract of a layer), nn/core/context.py (what 
 (the four equations of backprop), then nn/training/trainer.py.
 """
 
-import difflib
+from functools import partial
 
 from nn import callbacks, data, metrics, models, schedules
 from nn.analysis.check_layer import check_layer
@@ -22,6 +22,7 @@ from nn.data import Loader
 from nn.files.description import register
 from nn.files.model import FileError, Model, load, save
 from nn.files.onnx import export_onnx
+from nn.guesses import refuse_name
 from nn.layers.activations import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from nn.layers.attention import MultiHeadAttention, TransformerBlock
 from nn.layers.batch_normalization import BatchNorm1d, BatchNorm2d
@@ -160,28 +161,4 @@ __all__ = [
     "schedules",
 ]
 
-_INSTEAD = {  # names of other libraries
-    "BCELoss": "nn.BCEWithLogitsLoss(), of a network without a Sigmoid at its end",
-    "Identity": "leave the layer out",
-    "L1Loss": "nn.MAELoss()",
-    "SmoothL1Loss": "nn.HuberLoss()",
-    "StandardScaler": "nn.data.Dataset(x, y, scale=1 / std, shift=-mean / std)",
-    "Tensor": "arrays are NumPy's",
-    "TensorDataset": "nn.data.Dataset(x, y)",
-    "tensor": "arrays are NumPy's",
-    "train_test_split": "nn.data.hold_out(dataset, 0.1) splits a data set",
-    "DataLoader": "nn.Loader(dataset, batch=32)",
-    "Dataset": "nn.data.Dataset(x, y)",
-    "Dense": "nn.Linear(in_features, out_features)",
-    "Module": "a layer is a subclass of nn.Layer, a model nn.Network(nn.Sequential(...), in_shape)",
-    "ModuleList": "nn.Sequential(*layers), or nn.Parallel(*layers) side by side",
-    "Parameter": "a layer's specs() says which parameters it has: nn.Spec(shape, nn.initializers.he)",
-    "functional": "layers are objects: nn.ReLU()",
-}
-
-
-def __getattr__(name: str):
-    known = {key.lower(): key for key in __all__}
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)
-    hint = f": {_INSTEAD[name]}" if name in _INSTEAD else f": did you mean nn.{known[near[0]]}?" if near else ""
-    raise AttributeError(f"nn has no {name!r}{hint}", name=name)
+__getattr__ = partial(refuse_name, __name__)

@@ -12,6 +12,7 @@ A constraint is a function (what, value) -> value that refuses a wrong value, or
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -45,7 +46,53 @@ USUAL_NAMES = (
 )
 
 
-class Configured:
+class ClosedType(type):
+    """The type of `Closed`: it marks an object when its constructor has returned."""
+
+    def __call__(cls, *values, **options):
+        made = super().__call__(*values, **options)
+        vars(made)["_closed"] = True
+        return made
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The constructor's: help() and notebooks show it."""
+        return inspect.Signature(list(arguments_of(cls).values()))
+
+
+class Closed(metaclass=ClosedType):
+    """Base of objects that get no further attributes: one that nobody reads, such as a misspelled one, does nothing.
+
+    Attributes
+    ----------
+    constant : tuple of str
+        Attributes that keep what the constructor gave them: others were made of it.
+    instead : mapping of str to str
+        What to write for usual names of other libraries.
+    """
+
+    constant: ClassVar[tuple[str, ...]] = ()
+    instead: ClassVar[Mapping[str, str]] = {}
+
+    def __setattr__(self, name: str, value: object) -> None:
+        attributes = self.__dict__
+        if "_closed" in attributes and (name not in attributes or name in self.constant):
+            self._refuse(name)
+        object.__setattr__(self, name, value)
+
+    def _refuse(self, name: str) -> None:
+        """Refuse an attribute that is not there or constant; private ones and properties may be set."""
+        kind = type(self)
+        if name in self.constant:
+            raise AttributeError(f"{kind.__name__}: {name} cannot be set: make a new {kind.__name__} with it")
+        if name.startswith("_") or hasattr(kind, name):
+            return
+        near = difflib.get_close_matches(name, [*vars(self), *dir(kind)], n=1, cutoff=0.7)
+        meant = f": {self.instead[name]}" if name in self.instead else f": did you mean {near[0]}?" if near else ""
+        raise AttributeError(f"a {kind.__name__} has no {name!r}: to set it would change nothing{meant}")
+
+
+class Configured(Closed):
     """Base of what its arguments describe: layers, losses, optimizers, schedules.
 
     It keeps the arguments of its constructor under their names. `constraints` are those of the attributes, by name;
@@ -53,10 +100,18 @@ class Configured:
     """
 
     constraints: ClassVar[Mapping[str, Constraint]] = {}
+    instead: ClassVar[Mapping[str, str]] = {name: argument.rstrip("=") for name, argument in USUAL_NAMES.items()}
 
     def __new__(cls, *values: object, **options: object):
         """Refuse arguments that the constructor does not have, with what to write instead of usual ones."""
         known = arguments_of(cls)
+        ordered = [name for name, parameter in known.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+        if len(values) > len(ordered) and not any(p.kind is p.VAR_POSITIONAL for p in known.values()):
+            rest = ", ".join(f"{name}=" for name in known if name not in ordered)
+            raise TypeError(
+                f"{cls.__name__} takes {', '.join(ordered) or 'nothing'} by position, given {len(values)} arguments: "
+                f"the order of others differs between libraries, so they have names{rest and ': '}{rest}"
+            )
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
             for name in options.keys() - known.keys():
                 hint = f": write {USUAL_NAMES[name]}" if USUAL_NAMES.get(name, "")[:-1] in known else ""
@@ -87,7 +142,7 @@ class Number:
     def __call__(self, what: str, value: Any) -> Any:
         """Return the number; TypeError where it is none, ValueError where it is out of range or NaN."""
         kinds = (int, np.integer) if self.whole else (int, float, np.integer, np.floating)
-        if not isinstance(value, kinds):
+        if not isinstance(value, kinds) or isinstance(value, bool):
             raise TypeError(f"{what} must be a {'whole ' * self.whole}number, given {value!r:.80}")
         if not (
             (self.least is None or value >= self.least)

@@ -1,5 +1,8 @@
 """What `fit` calls while it trains, for its `callbacks=`; one's own is a subclass of Callback."""
 
+from functools import partial
+
+from nn.guesses import refuse_name
 from nn.training.callbacks import EarlyStopping, Metrics, Progress, RestoreBest
 from nn.training.checkpoint_callback import KeepCheckpoints
 from nn.training.schedules import MomentumCorrection, Plateau
@@ -15,3 +18,5 @@ __all__ = [
     "Progress",
     "RestoreBest",
 ]
+
+__getattr__ = partial(refuse_name, __name__)

@@ -9,10 +9,12 @@ Sources: LeCun et al. 1998, Efficient BackProp; Glorot and Bengio 2010; He et al
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from nn.core.layer import Initializer, Shape
+from nn.guesses import refuse_name
 from nn.registry import register
 
 
@@ -88,3 +90,6 @@ def orthogonal(rng: np.random.Generator, shape: Shape) -> np.ndarray:
     q, r = np.linalg.qr(rng.standard_normal((max(rows, cols), min(rows, cols))))
     q = q * np.sign(np.diag(r))
     return (q if rows >= cols else q.T).reshape(shape)
+
+
+__getattr__ = partial(refuse_name, __name__)

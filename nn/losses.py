@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import functools
 import math
+from functools import partial
 
 import numpy as np
 
 from nn.arguments import SIZE, Configured, Number, Optional
 from nn.core.context import LayerContext
+from nn.guesses import refuse_name
 from nn.layers.activations import row_maxima
 from nn.metrics import Accuracy, BinaryAccuracy, Metric
 from nn.registry import register
@@ -206,7 +208,7 @@ class NLLLoss(Loss):
     targets = "classes"
     constraints = {"class_weights": Optional(_class_weights), "ignore_index": Optional(Number(whole=True))}
 
-    def __init__(self, class_weights: np.ndarray | None = None, ignore_index: int | None = None):
+    def __init__(self, class_weights: np.ndarray | None = None, *, ignore_index: int | None = None):
         self.class_weights, self.ignore_index = class_weights, ignore_index
 
     def __call__(self, z, target, total, ctx):
@@ -286,11 +288,12 @@ class CrossEntropyLoss(NLLLoss):
 
     def __init__(
         self,
+        *,
         label_smoothing: float = 0.0,
         class_weights: np.ndarray | None = None,
         ignore_index: int | None = None,
     ):
-        super().__init__(class_weights, ignore_index)
+        super().__init__(class_weights, ignore_index=ignore_index)
         self.label_smoothing = label_smoothing
 
     def __call__(self, z, target, total, ctx):
@@ -349,8 +352,8 @@ class MaskedCrossEntropyLoss(CrossEntropyLoss):
 
     constraints = CrossEntropyLoss.constraints | {"masked": SIZE}
 
-    def __init__(self, masked: int, label_smoothing: float = 0.0):
-        super().__init__(label_smoothing, ignore_index=-1)
+    def __init__(self, masked: int, *, label_smoothing: float = 0.0):
+        super().__init__(label_smoothing=label_smoothing, ignore_index=-1)
         self.masked = masked
 
     weighted = False  # each sample has as many rows that count
@@ -435,3 +438,6 @@ def _checked(value: float, target: np.ndarray) -> float:
         if bad.any():
             refuse(target, bad, "is not a finite number")
     return value
+
+
+__getattr__ = partial(refuse_name, __name__)

@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 
+from nn.arguments import Closed
+from nn.guesses import refuse_name
 from nn.registry import lookup, register
 
 MODES = ("min", "max")
 
 
-class Metric:
+class Metric(Closed):
     """The mean of `function(z, y)` over all rows, of all batches and shards.
 
     Parameters
@@ -276,3 +279,6 @@ def check_mode(what: str, mode: str) -> None:
     """Refuse a direction that is none."""
     if mode not in MODES:
         raise ValueError(f"{what}: mode must be 'min' or 'max', given {mode!r:.80}")
+
+
+__getattr__ = partial(refuse_name, __name__)

@@ -100,7 +100,8 @@ def from_text(kind: str, text: str) -> Any:
 
 def option_types(constructor: Callable) -> dict[str, type]:
     """Return {name: type} of the arguments that an option string can give: numbers, texts, tuples of numbers."""
-    parameters = inspect.signature(constructor, eval_str=True).parameters
+    function = constructor.__init__ if isinstance(constructor, type) else constructor
+    parameters = inspect.signature(function, eval_str=True).parameters
     return {name: p.annotation for name, p in parameters.items() if p.annotation in option_strings.WORDS}
 
 

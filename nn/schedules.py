@@ -3,6 +3,9 @@
 nn/optim/learning_rates.py has those that follow the step alone, nn/training/schedules.py those that listen to training.
 """
 
+from functools import partial
+
+from nn.guesses import refuse_name
 from nn.optim.learning_rates import (
     Constant,
     Cosine,
@@ -28,3 +31,5 @@ __all__ = [
     "linear_scaling",
     "parse",
 ]
+
+__getattr__ = partial(refuse_name, __name__)

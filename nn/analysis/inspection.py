@@ -238,14 +238,14 @@ def calls(trainer: Trainer, around: Callable[[str, str, str, Callable], object])
         describe = lambda args, name=name: (args[-1].path, name)  # the last argument is the layer's run
         for kind in ("forward", "backward"):
             setattr(layer, kind, through(getattr(layer, kind), describe, kind))
-    trainer.loss = through(loss, lambda args: ("loss", repr(loss)), "forward")
+    vars(trainer)["loss"] = through(loss, lambda args: ("loss", repr(loss)), "forward")
     optimizer.apply = through(optimizer.apply, lambda args: ("optimizer", type(optimizer).__name__), "backward")
     try:
         yield
     finally:
         for layer in layers:
             del layer.forward, layer.backward  # the class's own are back
-        trainer.loss = loss
+        vars(trainer)["loss"] = loss
         del optimizer.apply
 
 

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nn.arguments import Closed
 from nn.core.checks import Checks
 from nn.core.context import LayerContext, MicroBatch, NetworkContext
 from nn.core.layer import Layer, Shape, ShapeError, check_layers, check_tree, child_specs
@@ -58,7 +59,7 @@ class NotFinite(NamedTuple):
 WEIGHTED = ("parameters", "named_parameters", "state_dict", "predict", "fit", "train", "eval", "weights", "evaluate")
 
 
-class Network:
+class Network(Closed):
     """A root layer, checked against the shape and dtype of what it will be fed.
 
     Parameters
@@ -95,6 +96,7 @@ class Network:
         If a layer hides the layers that it holds, or stands in two places.
     """
 
+    constant = ("root", "in_shape", "dtype")
     checks_shapes = True
 
     def __init__(

@@ -11,11 +11,14 @@
 | synthetic.py | made-up data |
 """
 
+from functools import partial
+
 from nn.data.dataset import Data, DataError, DataNotFound, Dataset
 from nn.data.loader import BatchTooSmall, Loader
 from nn.data.sources import NAMES, load
 from nn.data.splitting import hold_out
 from nn.data.transforms import RandomCrop, RandomFlip
+from nn.guesses import refuse_name
 
 __all__ = [
     "NAMES",
@@ -30,3 +33,5 @@ __all__ = [
     "hold_out",
     "load",
 ]
+
+__getattr__ = partial(refuse_name, __name__)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nn.arguments import Closed
+
 
 class DataError(ValueError):
     """A file or an array that is not what it should be: names it, what was expected and what was given."""
@@ -24,7 +26,7 @@ class DataNotFound(FileNotFoundError):
     """A data set that is not on this machine; the message is what to do about it."""
 
 
-class Dataset:
+class Dataset(Closed):
     """Samples and targets of equal length.
 
     Parameters

@@ -19,7 +19,7 @@ from typing import Never
 
 import numpy as np
 
-from nn.arguments import refuse_others
+from nn.arguments import Closed, refuse_others
 
 from .dataset import Dataset, instead_of_dataset
 from .transforms import sample_keys
@@ -31,7 +31,7 @@ class BatchTooSmall(ValueError):
     """A global batch with fewer samples than shards."""
 
 
-class Loader:
+class Loader(Closed):
     """Batches of a data set.
 
     Parameters
@@ -91,8 +91,9 @@ class Loader:
             or not all(isinstance(n, int | np.integer) for n in (shard[0] or 0, *shard[1:]))
         ):
             raise TypeError(f"Loader: shard must be (index, count), such as a trainer's shard, given {shard!r:.80}")
-        if not isinstance(seed, int | np.integer) or seed < 0:
-            raise ValueError(f"Loader: seed must be a whole number, not negative, given {seed!r:.80}")
+        if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
+            shuffle = ": shuffle= has a name" if isinstance(seed, bool) else ""
+            raise ValueError(f"Loader: seed must be a whole number, not negative, given {seed!r:.80}{shuffle}")
         if not isinstance(prefetch, int | np.integer | None):
             raise TypeError(f"Loader: prefetch is a number of blocks, or None, given {prefetch!r:.80}")
         transforms = () if transform is None else (transform,) if callable(transform) else tuple(transform)

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from nn.arguments import Closed
 from nn.core.context import LayerContext
 from nn.core.memory_pool import MemoryPool
 from nn.core.network import Network
@@ -44,7 +45,7 @@ class FileError(ValueError):
     """A file that does not hold the network that it says it holds; the message names it, and what is wrong."""
 
 
-class Model:
+class Model(Closed):
     """A network with its weights and running statistics: what is left when training is over, without an optimizer.
 
     Several threads may predict at the same time. Copies and pickles predict alike.

@@ -56,6 +56,7 @@ class BatchNorm(Layer):
         features: int,
         eps: float = 1e-5,
         momentum: float = 0.1,
+        *,
         synchronized: bool = False,
         init: Initializer = ones,
     ):

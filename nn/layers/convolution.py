@@ -101,6 +101,7 @@ class Conv2d(Layer):
         dilation: Pair = 1,
         groups: int = 1,
         bias: bool = True,
+        *,
         init: Initializer = he,
         bias_init: Initializer = zeros,
     ):

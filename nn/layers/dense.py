@@ -36,6 +36,7 @@ class Linear(Layer):
         in_features: int,
         out_features: int,
         bias: bool = True,
+        *,
         init: Initializer = glorot,
         bias_init: Initializer = zeros,
     ):

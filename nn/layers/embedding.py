@@ -46,7 +46,7 @@ class Embedding(Layer):
 
     constraints = {"vocabulary": SIZE, "features": SIZE}
 
-    def __init__(self, vocabulary: int, features: int, padding: int | None = None, init: Initializer = NARROW):
+    def __init__(self, vocabulary: int, features: int, *, padding: int | None = None, init: Initializer = NARROW):
         self.vocabulary, self.features, self.padding, self.init = vocabulary, features, padding, init
         if padding is not None and not 0 <= padding < vocabulary:
             raise ValueError(f"Embedding: padding must be an id, 0 to {vocabulary - 1}, given {padding}")

@@ -41,7 +41,7 @@ class LayerNorm(Layer):
 
     constraints = {"features": SIZE, "eps": NOT_NEGATIVE}
 
-    def __init__(self, features: int, eps: float = 1e-5, bias: bool = True):
+    def __init__(self, features: int, eps: float = 1e-5, *, bias: bool = True):
         self.features, self.eps, self.bias = features, eps, bias
 
     def specs(self, in_shape):

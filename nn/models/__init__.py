@@ -9,6 +9,9 @@
 | images.py | what those of images share |
 """
 
+from functools import partial
+
+from nn.guesses import refuse_name
 from nn.models.alexnet import alexnet
 from nn.models.by_name import build, model
 from nn.models.cnn import cnn
@@ -39,3 +42,5 @@ __all__ = [
     "vgg16",
     "vgg_small",
 ]
+
+__getattr__ = partial(refuse_name, __name__)

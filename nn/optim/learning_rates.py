@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
+from nn.arguments import SIZE, Constraint, Number
 from nn.registry import register
 
 Schedule = Callable[[int], float]
@@ -48,9 +50,32 @@ class Epochs:
         return end, begin
 
 
+RATE = Number(0, below=math.inf)
+
+
+def _ascending(what: str, value: object) -> None:
+    if not isinstance(value, tuple | list) or list(value) != sorted(value):
+        raise ValueError(f"{what} must be steps that ascend, such as (300, 600), given {value!r:.80}")
+
+
+def _function(what: str, value: object) -> None:
+    if not callable(value):
+        raise TypeError(f"{what} must be a function step -> rate, such as nn.schedules.Cosine, given {value!r:.80}")
+
+
+class _Schedule:
+    """Base: fields in the ranges that `constraints` says."""
+
+    constraints: ClassVar[Mapping[str, Constraint]] = {"lr": RATE}
+
+    def __post_init__(self):
+        for name, constraint in self.constraints.items():
+            constraint(f"{type(self).__name__}: {name}", getattr(self, name))
+
+
 @register("schedule", "constant")
 @dataclass(frozen=True)
-class Constant:
+class Constant(_Schedule):
     """lr, always."""
 
     lr: float
@@ -61,15 +86,14 @@ class Constant:
 
 @register("schedule", "step")
 @dataclass(frozen=True)
-class Step:
+class Step(_Schedule):
     """lr times `factor` once more after every `every` steps."""
+
+    constraints = {"lr": RATE, "every": SIZE, "factor": RATE}
 
     lr: float
     every: int
     factor: float = 0.1
-
-    def __post_init__(self):
-        _at_least_one(self, every=self.every)
 
     @classmethod
     def in_epochs(cls, epochs: Epochs, lr: float, every: float = 30.0, factor: float = 0.1) -> Step:
@@ -82,16 +106,14 @@ class Step:
 
 @register("schedule", "multistep")
 @dataclass(frozen=True)
-class MultiStep:
+class MultiStep(_Schedule):
     """lr times `factor` once more from each of the steps `at` on."""
+
+    constraints = {"lr": RATE, "at": _ascending, "factor": RATE}
 
     lr: float
     at: tuple[int, ...]
     factor: float = 0.1
-
-    def __post_init__(self):
-        if list(self.at) != sorted(self.at):
-            raise ValueError(f"MultiStep: the steps must ascend, given {self.at}")
 
     @classmethod
     def in_epochs(cls, epochs: Epochs, lr: float, at: tuple = (30, 60, 80), factor: float = 0.1) -> MultiStep:
@@ -104,15 +126,14 @@ class MultiStep:
 
 @register("schedule", "exponential")
 @dataclass(frozen=True)
-class Exponential:
+class Exponential(_Schedule):
     """lr factor^(step / every): smooth, `factor` in every `every` steps."""
+
+    constraints = {"lr": RATE, "factor": RATE, "every": SIZE}
 
     lr: float
     factor: float = 0.95
     every: int = 1
-
-    def __post_init__(self):
-        _at_least_one(self, every=self.every)
 
     @classmethod
     def in_epochs(cls, epochs: Epochs, lr: float, factor: float = 0.95) -> Exponential:
@@ -125,8 +146,10 @@ class Exponential:
 
 @register("schedule", "polynomial")
 @dataclass(frozen=True)
-class Polynomial:
+class Polynomial(_Schedule):
     """From lr at step `begin` to `end` at step `steps` as (1 - t)^power, t from 0 to 1; linear for power 1."""
+
+    constraints = {"lr": RATE, "steps": SIZE, "power": RATE, "end": RATE}
 
     lr: float
     steps: int
@@ -135,7 +158,8 @@ class Polynomial:
     begin: int = 0
 
     def __post_init__(self):
-        _at_least_one(self, steps=self.steps - self.begin)
+        super().__post_init__()
+        _check_begin(self)
 
     @classmethod
     def in_epochs(cls, epochs: Epochs, lr: float, power: float = 1.0, end: float = 0.0) -> Polynomial:
@@ -149,8 +173,10 @@ class Polynomial:
 
 @register("schedule", "cosine")
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(_Schedule):
     """From lr at step `begin` to `end` at step `steps` as half a cosine wave."""
+
+    constraints = {"lr": RATE, "steps": SIZE, "end": RATE}
 
     lr: float
     steps: int
@@ -158,7 +184,8 @@ class Cosine:
     begin: int = 0
 
     def __post_init__(self):
-        _at_least_one(self, steps=self.steps - self.begin)
+        super().__post_init__()
+        _check_begin(self)
 
     @classmethod
     def in_epochs(cls, epochs: Epochs, lr: float, end: float = 0.0) -> Cosine:
@@ -172,18 +199,20 @@ class Cosine:
 
 
 @dataclass(frozen=True)
-class Warmup:
+class Warmup(_Schedule):
     """In front of any schedule: from `start` to its rate at step `steps`, in equal increments a step.
 
     The schedule's own steps count from the start of training, warm-up included, so it must last longer.
     """
+
+    constraints = {"schedule": _function, "steps": SIZE, "start": RATE}
 
     schedule: Schedule
     steps: int
     start: float = 0.0
 
     def __post_init__(self):
-        _at_least_one(self, steps=self.steps)
+        super().__post_init__()
         if isinstance(self.schedule, Cosine | Polynomial) and self.steps >= self.schedule.steps:
             raise ValueError(
                 f"Warmup: {self.steps} steps of warm-up leave none of {self.schedule!r}, whose steps count from the "
@@ -208,7 +237,8 @@ def _part(step: int, begin: int, end: int) -> float:
     return min(max(0.0, (step - begin) / (end - begin)), 1.0)
 
 
-def _at_least_one(schedule, **values: int) -> None:
-    for name, value in values.items():
-        if not value >= 1:
-            raise ValueError(f"{type(schedule).__name__}: {name} must be at least 1, given {value}")
+def _check_begin(schedule: Polynomial | Cosine) -> None:
+    if not schedule.begin < schedule.steps:
+        raise ValueError(
+            f"{type(schedule).__name__}: steps must be above begin, {schedule.begin}, given {schedule.steps}"
+        )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 
@@ -82,10 +82,11 @@ class Optimizer(Configured):
     rate_inside = ()  # slots that gather steps, not gradients: a new rate needs schedules.MomentumCorrection
 
     lr: float = 0.01
-    weight_decay: float = field(default=0.0, kw_only=True)
-    clip: Clip | None = field(default=None, kw_only=True)
-    rates: Mapping[str, float] = field(default_factory=dict, kw_only=True)
-    frozen: tuple[str, ...] = field(default=(), kw_only=True)
+    _: KW_ONLY
+    weight_decay: float = 0.0
+    clip: Clip | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)
+    frozen: tuple[str, ...] = ()
 
     def __new__(cls, *values, **options):
         """Refuse parameters as the first argument, as other libraries' optimizers take them."""
@@ -220,6 +221,7 @@ class SGD(Optimizer):
 
     constraints = Optimizer.constraints | {"momentum": BELOW_ONE}
     momentum: float = 0.0
+    _: KW_ONLY
     nesterov: bool = False
 
     def __post_init__(self):
@@ -248,6 +250,7 @@ class Adagrad(Optimizer):
     """G += g^2; w -= lr g / (sqrt(G) + eps)."""
 
     constraints = Optimizer.constraints | {"eps": RATE}
+    _: KW_ONLY
     eps: float = 1e-10
 
     @property
@@ -273,6 +276,7 @@ class RMSprop(Optimizer):
     constraints = Optimizer.constraints | {"alpha": BELOW_ONE, "momentum": BELOW_ONE, "eps": RATE}
     lr: float = 0.001
     alpha: float = 0.99
+    _: KW_ONLY
     momentum: float = 0.0
     eps: float = 1e-8
 
@@ -303,6 +307,7 @@ class Adam(Optimizer):
 
     constraints = Optimizer.constraints | {"beta1": BELOW_ONE, "beta2": BELOW_ONE, "eps": RATE}
     lr: float = 0.001
+    _: KW_ONLY
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
@@ -338,7 +343,8 @@ class AdamW(Adam):
     """Adam with decoupled weight decay: w *= 1 - lr weight_decay, and the gradient stays as it is."""
 
     decoupled = True
-    weight_decay: float = field(default=0.01, kw_only=True)
+    _: KW_ONLY
+    weight_decay: float = 0.01
 
 
 @register("optimizer", "lars")
@@ -355,6 +361,7 @@ class LARS(Optimizer):
 
     lr: float = 1.0
     momentum: float = 0.9
+    _: KW_ONLY
     trust: float = 0.001
 
     @property
@@ -390,8 +397,9 @@ class LAMB(Adam):
 
     norms = True
 
+    _: KW_ONLY
     eps: float = 1e-6
-    weight_decay: float = field(default=0.01, kw_only=True)
+    weight_decay: float = 0.01
 
     def apply(self, w, g, slots, step, region, sum_over_slices):
         rate, eps = self._corrected(step)

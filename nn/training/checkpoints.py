@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nn.arguments import Number
+from nn.arguments import Closed, Number
 from nn.reading import open_file, read_json, special
 from nn.training.state_files import PROGRESS, LazyState, StateFile
 
@@ -132,7 +132,7 @@ def check_checkpoints(what: str, given: object) -> None:
         raise TypeError(f"{what}: checkpoints must be nn.Checkpoints, given {given!r:.80}{made}")
 
 
-class Checkpoints:
+class Checkpoints(Closed):
     """A directory of checkpoints.
 
     Parameters

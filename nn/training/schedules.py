@@ -15,7 +15,7 @@ import numpy as np
 from nn import option_strings
 from nn.arguments import Configured, Number, OneOf, Optional
 from nn.metrics import MODES, direction
-from nn.optim.learning_rates import Epochs, Schedule, Warmup, linear_scaling
+from nn.optim.learning_rates import RATE, Epochs, Schedule, Warmup, linear_scaling
 from nn.registry import lookup, option_types, register
 from nn.training.training import Callback
 
@@ -42,6 +42,7 @@ class Plateau(Configured, Callback):
     """
 
     constraints = {
+        "lr": RATE,
         "factor": Number(above=0, below=1),
         "patience": Number(0, whole=True),
         "mode": Optional(OneOf(MODES)),

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from nn.arguments import Closed
 from nn.core.layer import ShapeError
 from nn.core.memory_pool import MemoryPool
 from nn.core.network import Network, NotFinite
@@ -56,6 +57,16 @@ INSTEAD = {  # what to write for names of other libraries
     "cuda": "everything is computed on the processor",
     "model": "trainer.network describes the layers, the trainer has their weights",
     "layers": "trainer.network.layers() iterates over them",
+    "lr": "trainer.optimizer.lr",
+    "learning_rate": "trainer.optimizer.lr",
+    "momentum": "trainer.optimizer.momentum",
+    "weight_decay": "trainer.optimizer.weight_decay",
+    "schedule": "nn.fit(trainer, data, epochs=5, schedule=nn.schedules.Cosine(0.1, steps=1000))",
+    "scheduler": "nn.fit(trainer, data, epochs=5, schedule=nn.schedules.Cosine(0.1, steps=1000))",
+    "batch": "nn.fit(trainer, data, epochs=5, batch=64)",
+    "batch_size": "nn.fit(trainer, data, epochs=5, batch=64)",
+    "epochs": "nn.fit(trainer, data, epochs=5)",
+    "training": "predict and evaluate are in evaluation mode, step in training mode, by themselves",
 }
 REBUILT = {
     "ctx",
@@ -64,6 +75,7 @@ REBUILT = {
     "g",
     "region",
     "lock",
+    "_closed",
 }  # attributes that copies and unpickled trainers build themselves
 
 
@@ -94,7 +106,7 @@ def _buffer(name: str) -> property:
     return property(operator.attrgetter(name), write)
 
 
-class Trainer:
+class Trainer(Closed):
     """Train a network in one process.
 
     Several threads may call `step`, `predict` and `evaluate`: a lock lets one in at a time. Copies and unpickled
@@ -141,6 +153,8 @@ class Trainer:
     (True, (4, 3), 100)
     """
 
+    constant = ("network", "loss", "optimizer", "seed")
+    instead = INSTEAD
     shard = (0, 1)
     writer = True
     searches = False  # whether a step may evaluate the batch several times: see Optimizer.searches
@@ -183,6 +197,7 @@ class Trainer:
         vars(self).update(state)  # a copied view would be an array of its own, which training does not change
         self.make_context()
         self.make_views()
+        self._closed = True
 
     def __copy__(self) -> Trainer:
         return copy.deepcopy(self)  # two trainers with one set of arrays would disagree about the number of steps
@@ -698,7 +713,7 @@ def check_parts(network: Network, loss: Loss, optimizer: Optimizer, seed: int, s
             "on one process too, or minimise with nn.LBFGS"
         )
     check_rates(network, {**optimizer.rates, **dict.fromkeys(optimizer.frozen, 0.0)})
-    if not isinstance(seed, int | np.integer) or seed < 0:
+    if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"a trainer's seed must be a whole number, not negative, given {seed!r:.80}")
 
 

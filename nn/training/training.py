@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 
+from nn.arguments import Closed
 from nn.metrics import direction
 from nn.training.trainer import Trainer
 
@@ -14,7 +15,7 @@ PROGRESS = ("epoch", "batch", "loss_sum", "samples", "seconds", "history", "weig
 
 
 @dataclass(repr=False)
-class Training:
+class Training(Closed):
     """The progress of a run of `fit`: callbacks read it, checkpoints keep it.
 
     Attributes

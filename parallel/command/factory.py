@@ -149,7 +149,7 @@ def loss(options: Options, data: data.Data) -> losses.Loss:
     """The loss, of hidden bytes only where some are."""
     if options.hidden_share:
         count = masking.masked_count(options.hidden_share, data.in_shape[0])
-        return losses.MaskedCrossEntropyLoss(count, options.label_smoothing)
+        return losses.MaskedCrossEntropyLoss(count, label_smoothing=options.label_smoothing)
     smoothing = {"label_smoothing": options.label_smoothing} if options.loss == "cross-entropy" else {}
     plain = lookup("loss", options.loss)(**smoothing)
     return AuxiliaryLoss(plain) if options.model.startswith("googlenet") else plain

@@ -135,7 +135,7 @@ def DiLoCo(
     from parallel.exchange.replicas import Outer
 
     keys = DiLoCoKeys(every, outer, momentum, nesterov)
-    exchange = Outer(every, SGD(outer, momentum, nesterov and bool(momentum)))
+    exchange = Outer(every, SGD(outer, momentum, nesterov=nesterov and bool(momentum)))
     return _replicas("DiLoCo", network, loss, optimizer, communicator, seed, exchange, keys, pipeline, tensor, **how)
 
 

@@ -1,5 +1,8 @@
 """What users do beside the usual: arguments in other orders, attributes set later, callbacks, names they guess."""
 
+import copy
+import inspect
+import operator
 import threading
 
 import numpy as np
@@ -18,20 +21,87 @@ def trainer(*layers, loss=None):
     return nn.Trainer(nn.Network(Sequential(*layers), (6,)), loss or nn.CrossEntropyLoss(), nn.SGD(0.1))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: nn.MultiHeadAttention(64, 4, 0.1),
-        lambda: nn.LSTM(4, 8, 2),
-        lambda: nn.SGD(0.1, 0.9, 0.01),
-        lambda: nn.MaxPool2d(3, 2, 1, 1),
-        lambda: nn.GELU("none"),
-        lambda: nn.Linear(4, 3, nn.initializers.he),
-    ],
-)
-def test_another_librarys_order_of_arguments_is_refused(make):
-    with pytest.raises(TypeError, match="must be True or False"):
-        make()
+# What may stand first in PyTorch, beyond what means the same here: refused, whatever its position means there.
+POSITIONAL = {
+    "Linear": (4, 3, True, "cpu"),
+    "Conv2d": (4, 4, 3, 1, 0, 1, 1, True, "zeros"),
+    "MaxPool2d": (3, 2, 1, 1),
+    "AvgPool2d": (3, 2, 1, False, True, None),
+    "AdaptiveAvgPool2d": (3, None),
+    "BatchNorm1d": (8, 1e-5, 0.1, True),
+    "BatchNorm2d": (8, 1e-5, 0.1, True, True),
+    "LayerNorm": (8, 1e-5, True),
+    "RMSNorm": (8, 1e-5, True),
+    "LocalResponseNorm": (5, 1e-4, 0.75, 1.0, None),
+    "Dropout": (0.5, True),
+    "Embedding": (9, 4, 0),
+    "RNN": (4, 8, 2),
+    "LSTM": (4, 8, True),
+    "MultiHeadAttention": (64, 4, 0.1),
+    "Flatten": (1,),
+    "Softmax": (1,),
+    "LogSoftmax": (-1,),
+    "ReLU": (True,),
+    "LeakyReLU": (0.01, True),
+    "GELU": ("tanh",),
+    "MSELoss": (None,),
+    "MAELoss": (None,),
+    "HuberLoss": ("mean", 1.0),
+    "NLLLoss": ([1, 2], None, -100),
+    "CrossEntropyLoss": ([1, 2],),
+    "BCEWithLogitsLoss": ([1, 2],),
+    "SGD": (0.1, 0.9, 0.0),
+    "Adagrad": (0.01, 0.0),
+    "RMSprop": (0.01, 0.99, 1e-8),
+    "Adam": (0.001, (0.9, 0.999)),
+    "AdamW": (0.001, 0.004),
+    "schedules.Step": ("optimizer", 30),
+    "schedules.MultiStep": ("optimizer", (30, 60)),
+    "schedules.Exponential": ("optimizer", 0.9),
+    "schedules.Polynomial": ("optimizer", 5),
+    "schedules.Cosine": ("optimizer", 100),
+    "schedules.Plateau": ("optimizer", "min"),
+    "schedules.Warmup": (0.1, 100),
+    "callbacks.EarlyStopping": ("val_loss", 0, 5),
+}
+
+
+@pytest.mark.parametrize("name", POSITIONAL)
+def test_another_librarys_order_of_arguments_is_refused(name):
+    with pytest.raises((TypeError, ValueError), match=f"^{name.split('.')[-1]}"):
+        operator.attrgetter(name)(nn)(*POSITIONAL[name])
+
+
+def test_what_stands_first_in_pytorch_and_here_means_the_same():
+    torch = pytest.importorskip("torch")
+    same = {
+        "in_features",
+        "out_features",
+        "in_channels",
+        "out_channels",
+        "kernel_size",
+        "stride",
+        "padding",
+        "dilation",
+    }
+    same |= {"groups", "bias", "eps", "momentum", "lr", "alpha", "beta", "k", "size", "output_size", "ceil_mode"}
+    same |= {"count_include_pad"}
+    renamed = {"num_features": "features", "normalized_shape": "features", "num_embeddings": "vocabulary"}
+    renamed |= {"embedding_dim": "features", "input_size": "in_features", "hidden_size": "features", "p": "rate"}
+    renamed |= {"negative_slope": "slope", "embed_dim": "features", "num_heads": "heads", "weight": "class_weights"}
+    theirs_lack_names = {"RNN": ["input_size", "hidden_size"], "LSTM": ["input_size", "hidden_size"]}
+    for name, given in POSITIONAL.items():
+        other = getattr(torch.nn, name, None) or getattr(torch.optim, name, None)
+        if other is None:
+            continue
+        there = theirs_lack_names.get(name) or [key for key in inspect.signature(other).parameters if key != "params"]
+        here = [
+            key for key, p in inspect.signature(getattr(nn, name)).parameters.items() if p.kind is not p.KEYWORD_ONLY
+        ]
+        for ours, key in zip(here[: len(given)], there, strict=False):
+            means_the_same = ours == renamed.get(key, key) and (key in same or key in renamed)
+            refused = key in ("dropout", "approximate", "dilation", "reduction")  # of another type than ours: see above
+            assert means_the_same or refused, f"{name}: {key} in PyTorch, {ours} here"
 
 
 def test_an_attribute_that_is_set_before_a_network_is_made_counts():
@@ -45,6 +115,48 @@ def test_an_attribute_that_is_set_before_a_network_is_made_counts():
     attention = nn.MultiHeadAttention(8, 2)
     attention.attention = "blocks:4"
     assert attention.block_size == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "words"),
+    [
+        (trainer, "lr", r"a Trainer has no 'lr': to set it would change nothing: trainer\.optimizer\.lr$"),
+        (trainer, "batch", r"nn\.fit\(trainer, data, epochs=5, batch=64\)"),
+        (trainer, "step_count", "a Trainer has no 'step_count': to set it would change nothing$"),
+        (trainer, "optimizer", "Trainer: optimizer cannot be set: make a new Trainer with it"),
+        (trainer, "loss", "Trainer: loss cannot be set"),
+        (trainer, "seed", "Trainer: seed cannot be set"),
+        (lambda: trainer().network, "dtype", "Network: dtype cannot be set"),
+        (lambda: trainer().network, "inshape", "a Network has no 'inshape'.*: did you mean in_shape"),
+        (lambda: nn.SGD(0.1), "learning_rate", "a SGD has no 'learning_rate'.*: lr$"),
+        (lambda: nn.Adam(), "momentum", "an? Adam has no 'momentum'"),
+        (lambda: nn.ClipNorm(1.0), "max_norm", "a ClipNorm has no 'max_norm'"),
+        (lambda: nn.Dropout(), "p", "a Dropout has no 'p'.*: rate$"),
+        (lambda: nn.CrossEntropyLoss(), "weight", "a CrossEntropyLoss has no 'weight'.*: class_weights$"),
+        (lambda: nn.schedules.Plateau(0.1), "pacience", "did you mean patience"),
+        (lambda: nn.Loader(nn.data.Dataset(X, Y)), "batch_size", "a Loader has no 'batch_size'"),
+        (lambda: nn.data.Dataset(X, Y), "transform", "a Dataset has no 'transform'"),
+        (lambda: nn.metrics.TopKAccuracy(3), "top", "a TopKAccuracy has no 'top'"),
+        (lambda: nn.fit(trainer(), (X, Y), 1), "stopped", "a Training has no 'stopped'.*: did you mean stop"),
+        (lambda: nn.Model(trainer().network, trainer()), "weights", "a Model has no 'weights'"),
+    ],
+)
+def test_an_attribute_that_nobody_reads_is_refused(make, name, words):
+    for thing in (make(), copy.deepcopy(make())):
+        with pytest.raises(AttributeError, match=words):
+            setattr(thing, name, 1)
+
+
+def test_a_class_of_ones_own_has_the_attributes_that_its_constructor_sets():
+    class Halved(nn.Loss):
+        def __init__(self):
+            self.seen = 0
+
+    loss = Halved()
+    loss.seen = 3
+    assert loss.seen == 3 and str(inspect.signature(nn.Dropout)) == "(rate: 'float' = 0.5)"
+    with pytest.raises(AttributeError, match="a Halved has no 'others'"):
+        loss.others = 4
 
 
 class Stops(nn.Callback):

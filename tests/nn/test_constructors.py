@@ -60,9 +60,13 @@ def test_an_argument_that_is_set_again_counts():
     loss, z, y = nn.CrossEntropyLoss(), np.array([[1.0, 2.0], [0.5, 0.0]]), np.array([0, 1])
     ctx = nn.Network(nn.ReLU(), (2,), np.float64).context()
     loss.label_smoothing = 0.1
-    assert loss(z, y, 2, ctx)[0] == nn.CrossEntropyLoss(0.1)(z, y, 2, ctx)[0] != nn.CrossEntropyLoss()(z, y, 2, ctx)[0]
+    assert (
+        loss(z, y, 2, ctx)[0]
+        == nn.CrossEntropyLoss(label_smoothing=0.1)(z, y, 2, ctx)[0]
+        != nn.CrossEntropyLoss()(z, y, 2, ctx)[0]
+    )
     loss.class_weights = [1, 3]
-    assert loss(z, y, 2, ctx)[0] == nn.CrossEntropyLoss(0.1, [1, 3])(z, y, 2, ctx)[0]
+    assert loss(z, y, 2, ctx)[0] == nn.CrossEntropyLoss(label_smoothing=0.1, class_weights=[1, 3])(z, y, 2, ctx)[0]
 
 
 class Own(nn.Layer):

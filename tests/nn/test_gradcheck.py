@@ -181,7 +181,7 @@ LOSSES = {
     losses.BCEWithLogitsLoss(): np.abs(np.sin(VALUES)),
     losses.NLLLoss(np.array([1.0, 2.0, 0.5, 3.0]), ignore_index=3): CLASSES,
     losses.CrossEntropyLoss(): CLASSES,
-    losses.CrossEntropyLoss(0.1, np.array([1.0, 2.0, 0.5, 3.0]), ignore_index=1): CLASSES,
+    losses.CrossEntropyLoss(label_smoothing=0.1, class_weights=np.array([1.0, 2.0, 0.5, 3.0]), ignore_index=1): CLASSES,
     losses.MaskedCrossEntropyLoss(2): np.where(CLASSES == 1, -1, CLASSES),
     AuxiliaryLoss(losses.CrossEntropyLoss()): CLASSES,
 }

@@ -157,7 +157,7 @@ def test_from_the_command_line():
         ("polynomial:power=nan", "power must be at least 0"),
         ("cosine:warmup=10", "10 epochs of warm-up leave none of 10"),
         ("step:every=0", "every must be at least 1, given 0"),
-        ("multistep:at=30/20", "the steps must ascend"),
+        ("multistep:at=30/20", "at must be steps that ascend"),
         ("multistep:at=30/x", "at must be a number, or some as 30/60, given '30/x'"),
         ("plateau:factor=2", r"factor must be in \(0, 1\)"),
         ("plateau:patience=1.5", "patience must be a whole number, given '1.5'"),

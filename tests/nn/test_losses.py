@@ -43,9 +43,9 @@ CLASSES = [
     CrossEntropyLoss(class_weights=WEIGHTS),
     CrossEntropyLoss(ignore_index=-100),
     CrossEntropyLoss(ignore_index=2),
-    CrossEntropyLoss(0.2, WEIGHTS, -100),
+    CrossEntropyLoss(label_smoothing=0.2, class_weights=WEIGHTS, ignore_index=-100),
     NLLLoss(),
-    NLLLoss(WEIGHTS, -100),
+    NLLLoss(WEIGHTS, ignore_index=-100),
 ]
 
 
@@ -215,6 +215,6 @@ def test_binary_targets_outside_0_1_and_bad_options_are_refused():
 
 def test_names():
     assert all(repr(kind()).endswith("Loss()") or kind is HuberLoss for kind in registered("loss").values())
-    assert repr(CrossEntropyLoss(0.1, [1, 2], -1)) == (
+    assert repr(CrossEntropyLoss(label_smoothing=0.1, class_weights=[1, 2], ignore_index=-1)) == (
         "CrossEntropyLoss(label_smoothing=0.1, class_weights=[1.0, 2.0], ignore_index=-1)"
     )

@@ -176,7 +176,7 @@ def test_unknown_names_need_a_direction(make, tmp_path):
 WEIGHTED = {
     "ignored": nn.CrossEntropyLoss(ignore_index=-100),
     "weights": nn.CrossEntropyLoss(class_weights=[0.2, 0.5, 0.1]),
-    "both": nn.CrossEntropyLoss(0.1, [2.0, 0.5, 0.7], -100),
+    "both": nn.CrossEntropyLoss(label_smoothing=0.1, class_weights=[2.0, 0.5, 0.7], ignore_index=-100),
 }
 
 

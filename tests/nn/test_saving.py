@@ -49,7 +49,7 @@ EXAMPLES = {
     ),
     "RMSNorm": (nn.RMSNorm(8, eps=1e-3), SEQUENCE),
     "ReLU": (nn.ReLU(), SEQUENCE),
-    "RNN": (nn.RNN(8, 3, "relu", last=True, init=lecun), SEQUENCE),
+    "RNN": (nn.RNN(8, 3, activation="relu", last=True, init=lecun), SEQUENCE),
     "Recompute": (nn.Recompute(nn.Sequential(nn.Linear(8, 8), nn.ReLU())), SEQUENCE),
     "Reshape": (nn.Reshape(2, 16), SEQUENCE),
     "Residual": (nn.Residual(nn.Linear(8, 3), nn.Linear(8, 3, bias=False)), SEQUENCE),

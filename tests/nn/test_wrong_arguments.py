@@ -241,7 +241,7 @@ WRONG = {
     "text for a rate": (lambda: nn.Dropout("0.5"), TypeError, "Dropout: rate must be a number, given '0.5'"),
     "number for a clip": (lambda: nn.SGD(0.1, clip=1.0), TypeError, r"SGD: clip must be .*ClipGlobalNorm.*given 1\.0"),
     "clip's class": (lambda: nn.Adam(0.1, clip=nn.ClipNorm), TypeError, "Adam: clip must be .*given <class"),
-    "weights first": (lambda: nn.CrossEntropyLoss([1, 2, 3]), TypeError, r"label_smoothing must be a .*given \[1, 2"),
+    "weights first": (lambda: nn.CrossEntropyLoss([1, 2, 3]), TypeError, "takes nothing by position.*class_weights="),
     "text to ignore": (lambda: nn.NLLLoss(ignore_index="pad"), TypeError, "NLLLoss: ignore_index .*given 'pad'"),
     "text for delta": (lambda: nn.HuberLoss("1"), TypeError, "HuberLoss: delta must be a number, given '1'"),
     "text for masked": (lambda: nn.MaskedCrossEntropyLoss("a"), TypeError, "masked must be a whole number, given 'a'"),

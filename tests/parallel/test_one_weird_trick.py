@@ -25,12 +25,14 @@ def make(comm, scheme, optimizer, clip=0, build=network):
     from parallel import OneWeirdTrick
 
     rule = OPTIMIZERS[optimizer](CLIPS[clip])
-    return OneWeirdTrick(build(), nn.CrossEntropyLoss(0.1), rule, Communicator(comm), SEED, scheme=scheme)
+    return OneWeirdTrick(
+        build(), nn.CrossEntropyLoss(label_smoothing=0.1), rule, Communicator(comm), SEED, scheme=scheme
+    )
 
 
 @cache
 def one_process(optimizer, clip=0):
-    one = nn.Trainer(network(), nn.CrossEntropyLoss(0.1), OPTIMIZERS[optimizer](CLIPS[clip]), SEED)
+    one = nn.Trainer(network(), nn.CrossEntropyLoss(label_smoothing=0.1), OPTIMIZERS[optimizer](CLIPS[clip]), SEED)
     return one, [one.step(*batch) for batch in batches("cnn", (0, 1))]
 
 
@@ -153,7 +155,7 @@ def test_normalisation_behind_the_boundary_sees_all_samples(comm):
         return nn.Network(Sequential(*layers), (8, 8, 1), np.float64)
 
     for scheme in "all", "features":
-        one = nn.Trainer(build(), nn.CrossEntropyLoss(0.1), nn.SGD(0.1), SEED)
+        one = nn.Trainer(build(), nn.CrossEntropyLoss(label_smoothing=0.1), nn.SGD(0.1), SEED)
         many = make(comm, scheme, "sgd", build=build)
         many.optimizer.weight_decay = 0.0
         for mine, whole in zip(batches("cnn", many.shard, 3), batches("cnn", (0, 1), 3), strict=True):

@@ -72,7 +72,7 @@ def between():
     return nn.Network(nn.Sequential(*layers, nn.Linear(24, 13)), (8,), np.float64)
 
 
-SMOOTH = nn.CrossEntropyLoss(0.1, class_weights=1 + np.arange(13) % 3, ignore_index=2)
+SMOOTH = nn.CrossEntropyLoss(label_smoothing=0.1, class_weights=1 + np.arange(13) % 3, ignore_index=2)
 CASES = {
     "mlp": (mlp, nn.CrossEntropyLoss(), X, CLASSES),
     "quadratic": (mlp, nn.QuadraticLoss(), X, CLASSES),
@@ -80,7 +80,7 @@ CASES = {
     "tied": (lambda: language_model(tied=1), nn.CrossEntropyLoss(), IDS, NEXT),
     "encoder": (reader, nn.MaskedCrossEntropyLoss(4), IDS, np.where(NEXT % 2, NEXT, -1)),
     "between": (between, nn.CrossEntropyLoss(), IDS, NEXT),
-    "residual": (residual, nn.CrossEntropyLoss(0.2), IMAGES, CLASSES),
+    "residual": (residual, nn.CrossEntropyLoss(label_smoothing=0.2), IMAGES, CLASSES),
     "odd": (odd, nn.CrossEntropyLoss(), X, CLASSES),
 }
 
