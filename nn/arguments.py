@@ -80,6 +80,10 @@ class Closed(metaclass=ClosedType):
             self._refuse(name)
         object.__setattr__(self, name, value)
 
+    def copy_attributes(self, other: object) -> None:
+        """In a constructor: begin with the attributes of another object, and may set them all."""
+        vars(self).update({name: value for name, value in vars(other).items() if name not in ("_closed", "_fixed")})
+
     def _refuse(self, name: str) -> None:
         """Refuse an attribute that is not there or constant; private ones and properties may be set."""
         kind = type(self)

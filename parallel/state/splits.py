@@ -111,7 +111,7 @@ class NetworkPart(Network):
 
     def __init__(self, network: Network, index: int, count: int):
         check_part(index, count)
-        vars(self).update(vars(network))
+        self.copy_attributes(network)
         self.sample_shape = network.in_shape
         layout, buffer_layout = network.layout, network.buffer_layout
         self.whole_specs = layout.specs | buffer_layout.specs

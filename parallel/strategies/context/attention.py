@@ -68,7 +68,7 @@ class ContextAttention(MultiHeadAttention):
     """
 
     def __init__(self, layer: MultiHeadAttention, length: int, groups: ContextGroups):
-        vars(self).update({name: value for name, value in vars(layer).items() if name not in ("_fixed", "_closed")})
+        self.copy_attributes(layer)
         self.length, self.groups = length, groups
 
     def __repr__(self):

@@ -103,7 +103,7 @@ class ContextExperts(MixtureOfExperts):
     """A mixture of experts for some positions: the auxiliary losses count the choices of whole samples."""
 
     def __init__(self, layer: MixtureOfExperts, length: int, groups: ContextGroups):
-        vars(self).update({name: value for name, value in vars(layer).items() if name not in ("_fixed", "_closed")})
+        self.copy_attributes(layer)
         self.length, self.groups = length, groups
 
     def count_choices(self, chosen, samples, ctx):
