@@ -3,7 +3,6 @@
 A suite is a file bench_SUITE.py beside this.
 """
 
-import argparse
 import importlib
 import sys
 import traceback
@@ -34,13 +33,17 @@ OPTIONS = [
 def main(argv: list[str] | None = None) -> int:
     sys.path.insert(0, str(HERE))
     suites = sorted(path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py"))
-    parser = argparse.ArgumentParser(prog="bench.py", description=__doc__)
+    from entry_point import module
+
+    new_file = module("parallel.command.arguments").new_file
+    parser = module("parallel.command.arguments").Parser(prog="bench.py", description=__doc__)
     parser.add_argument("suite", choices=[*suites, "all"], help="what to measure; all: one after the other")
-    parser.add_argument("--json", metavar="FILE", help="write the rows there, as a list of objects")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the rows there, as a list of objects")
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains TEXT")
     parser.add_argument("--quick", action="store_true", help="a few repetitions: shows that it works, measures badly")
     for suite, option, settings, what in OPTIONS:
-        parser.add_argument(f"--{option.replace('_', '-')}", help=f"{suite}: {what}", **settings)
+        kind = {"type": new_file} if settings.get("metavar") == "FILE" else {}
+        parser.add_argument(f"--{option.replace('_', '-')}", help=f"{suite}: {what}", **(settings | kind))
     options = parser.parse_args(argv)
     for suite, option, *_ in OPTIONS:
         if getattr(options, option) and options.suite != suite:
@@ -50,19 +53,23 @@ def main(argv: list[str] | None = None) -> int:
     from benchmarking import to_json
 
     rows, failed = [], []
-    for suite in suites if options.suite == "all" else [options.suite]:
-        print(f"# {suite}", flush=True)
-        try:
-            own = {option: getattr(options, option) for of, option, *_ in OPTIONS if of == suite}
-            for row in importlib.import_module(f"bench_{suite}").rows(options.quick, options.only, **own):
-                print(row, flush=True)
-                rows.append(row)
-        except Exception:
-            traceback.print_exc()
-            failed.append(suite)
-    if options.json:
-        Path(options.json).write_text(to_json(rows))
-        print(f"{len(rows)} rows in {options.json}")
+    try:
+        for suite in suites if options.suite == "all" else [options.suite]:
+            print(f"# {suite}", flush=True)
+            try:
+                own = {option: getattr(options, option) for of, option, *_ in OPTIONS if of == suite}
+                for row in importlib.import_module(f"bench_{suite}").rows(options.quick, options.only, **own):
+                    print(row, flush=True)
+                    rows.append(row)
+            except Exception:
+                traceback.print_exc()
+                failed.append(suite)
+    finally:  # after Ctrl-C, too: all suites take hours
+        if options.json:
+            Path(options.json).write_text(to_json(rows))
+            print(f"{len(rows)} rows in {options.json}")
+    if options.only and not rows and not failed:
+        parser.error(f"argument --only: no case of {options.suite} has {options.only!r} in its name")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

@@ -27,8 +27,10 @@ from job_options import (
     COLOURS,
     DIGITS,
     MOMENTS,
+    MOST,
     add_job_options,
     amount,
+    arguments,
     in_node_memory,
     measured_network,
     model_of,
@@ -38,7 +40,6 @@ from job_options import (
     positive,
     ranks,
     samples_of,
-    whole,
 )
 
 blas = module("parallel.launch.blas")
@@ -48,7 +49,8 @@ DATA = {((8, 8, 1), 10): "digits", DIGITS: "mnist", COLOURS: "cifar10", ((32, 32
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
+    whole = arguments.whole(1, MOST)
+    found = arguments.Parser(
         prog="estimate.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     found.add_argument(
@@ -70,7 +72,9 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     found.add_argument("--repeats", type=whole, default=5, help="steps in which layers are measured (default: 5)")
     found.add_argument("--threads", type=whole, default=1, help="BLAS threads of a rank, measured (default: 1)")
-    found.add_argument("--save-profile", metavar="CSV", help="write what was measured there, for --profile")
+    found.add_argument(
+        "--save-profile", type=arguments.new_file, metavar="CSV", help="write what was measured there, for --profile"
+    )
     found.add_argument(
         "--recompute", action=BooleanOptionalAction, default=False, help="pipelines keep a stage's input only"
     )
@@ -83,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--map", type=picture, metavar="FILE", help="picture of which strategy is fastest with how many samples a step"
     )
-    found.add_argument("--json", metavar="FILE", help="write all estimates there")
+    found.add_argument("--json", type=arguments.new_file, metavar="FILE", help="write all estimates there")
     return found
 
 
@@ -100,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return estimates(options)
     except (ValueError, OSError, MemoryError, RuntimeError) as error:
-        parser().exit(2, f"estimate.py: error: {error}\n")
+        parser().error(str(error))
 
 
 def job_of(options, network):
@@ -156,14 +160,23 @@ def measured_job(options, model):
 def estimates(options) -> int:
     """Estimate, print, draw."""
     from parallel.planning.job import Axes
+    from parallel.strategies import STRATEGIES
     from parallel.strategies.estimate import NAMES
     from parallel.strategies.pipeline.timing import TIMED
 
     mesh = Axes.parse(options.mesh) if options.mesh else Axes()
     options.ranks = options.ranks or [mesh.ranks * times for times in ((1, 2, 4, 8) if mesh.data == 1 else (1,))]
     options.strategy = {"zero3": "fsdp"}.get(options.strategy, options.strategy)
-    if options.strategy.partition(":")[0] not in (known := ("all", *NAMES, *MESHES)):
+    strategy, colon, _ = options.strategy.partition(":")
+    if strategy not in (known := ("all", *NAMES, *MESHES)):
         raise ValueError(f"--strategy {options.strategy}: expected one of {', '.join(known)}")
+    if keys := STRATEGIES[strategy].keys if strategy in STRATEGIES else None:
+        try:
+            keys.parse(options.strategy)
+        except ValueError as error:
+            raise ValueError(f"--strategy {options.strategy}: {error}") from None
+    elif colon:
+        raise ValueError(f"--strategy {options.strategy}: {strategy} takes no keys: leave them out")
     if options.mesh and options.strategy in ("all", *MESHES):
         raise ValueError(f"--mesh {options.mesh} is for one --strategy other than {options.strategy}: name it")
     if options.recompute and options.strategy not in (*TIMED, "hybrid"):

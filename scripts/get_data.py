@@ -17,11 +17,12 @@ import signal
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -240,8 +241,24 @@ def _temporary(path):
         Path(name).unlink(missing_ok=True)
 
 
+def seconds(text):
+    """A time above 0 that a socket can wait for."""
+    with suppress(ValueError):
+        if 0 < float(text) < threading.TIMEOUT_MAX:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, given {text!r}")
+
+
+def address(text):
+    """An address of one of the kinds that are read."""
+    if not text.startswith(("http://", "https://", "file:///")):
+        raise argparse.ArgumentTypeError(f"expected http://, https:// or file:///, given {text!r}")
+    return text
+
+
 def main(arguments=None, catalog=CATALOG):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = lambda message: parser.exit(2, f"{parser.prog}: error: {message}\n")  # the usage would hide it
     parser.add_argument("name", choices=sorted(catalog), help="the data set")
     parser.add_argument(
         "--data-dir",
@@ -253,12 +270,13 @@ def main(arguments=None, catalog=CATALOG):
     parser.add_argument(
         "--mirror",
         action="append",
+        type=address,
         metavar="URL",
         help="take the files from here instead: file names are appended to URL; may be given several times",
     )
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         default=30.0,
         metavar="SECONDS",
         help="without an answer before a mirror is given up (default: %(default)s)",

@@ -9,6 +9,11 @@ import argparse
 import re
 from pathlib import Path
 
+from entry_point import module
+
+arguments = module("parallel.command.arguments")
+MOST = 1 << 30  # of a number of samples, classes, layers
+
 SEQUENCE, DIGITS, COLOURS, IMAGENET = ((64,), 256), ((28, 28, 1), 10), ((32, 32, 3), 10), ((224, 224, 3), 1000)
 INPUTS = {
     **dict.fromkeys(("transformer", "encoder", "lstm"), SEQUENCE),
@@ -23,6 +28,7 @@ MOST_RANKS = 1 << 24
 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say what is trained, on what."""
+    whole = arguments.whole(1, MOST)
     parser.add_argument(
         "model", help="network of the command line: vgg16, resnet50, mlp:784,30,10, transformer:512,8,6"
     )
@@ -149,20 +155,11 @@ def model_of(options) -> nn.Network:  # noqa: F821
     return found
 
 
-def whole(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_RANKS * 64:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, given {text!r}")
-    return int(text)
-
-
 def picture(text: str) -> str:
     """The name of a picture that can be written: asked before anything is computed."""
-    path = Path(text)
-    if path.suffix not in (".png", ".svg", ".pdf"):
+    if Path(text).suffix not in (".png", ".svg", ".pdf"):
         raise argparse.ArgumentTypeError(f"expected a file that ends in .png, .svg or .pdf, given {text!r}")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {path.parent} for {path.name}: make it first")
-    return text
+    return arguments.new_file(text)
 
 
 def shape(text: str) -> tuple[int, ...]:

@@ -23,39 +23,44 @@ from collectives.choosing.selection import save, table_from
 from collectives.pricing.lower_bounds import CUT, lower_bound
 from collectives.pricing.networks import find_network
 from collectives.pricing.progress_bar import ProgressBar
+from parallel.command.arguments import Parser, new_directory, new_file, whole
 
 ITEMSIZE = 4
 SIZES = tuple(4**k for k in range(1, 16))  # bytes: 4 B to 1 GiB
 MAP_SIZES = tuple(16**k for k in range(1, 8))
+MOST_RANKS = 1 << 16  # the rounds of each are simulated
 LONG_STEPS = 40_000  # of all ranks: where a pipeline has more, it is not priced
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the plan; returns 0, or 2 for what is refused."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Print the plan; returns 0."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("network", metavar="NETWORK")
     parser.add_argument("--operation", default="allreduce", choices=[name for name in ALGORITHMS if name != "barrier"])
-    parser.add_argument("--ranks", type=int, help="by default one on each host, 16 without a topology")
+    parser.add_argument("--ranks", type=whole(1, MOST_RANKS), help="by default one on each host, 16 without a topology")
     parser.add_argument("--synthesize", action="store_true", help="search for a schedule too (with a topology)")
     parser.add_argument("--map", action="store_true", help="the fastest for 2, 4, 8 ... ranks")
-    parser.add_argument("--table", metavar="FILE", help="write what RINGPROP_TUNE reads, for all operations")
-    parser.add_argument("--json", metavar="FILE", help="write all prices")
-    parser.add_argument("--pictures", metavar="FOLDER", help="draw the network and the load of its channels")
+    parser.add_argument(
+        "--table", type=new_file, metavar="FILE", help="write what RINGPROP_TUNE reads, for all operations"
+    )
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write all prices")
+    parser.add_argument(
+        "--pictures", type=new_directory, metavar="FOLDER", help="draw the network and the load of its channels"
+    )
     options = parser.parse_args(arguments)
     try:
         network = find_network(options.network)
         hosts = len(network.topology.hosts) if network.topology else 16
         ranks = options.ranks or hosts
         if ranks < 2:
-            raise ValueError(f"--ranks {ranks}: a collective needs at least 2")
+            raise ValueError(f"a collective needs at least 2 ranks, given {ranks}: see --ranks")
         network.nodes_of(ranks)
         if options.synthesize and (options.operation not in CUT or ranks != hosts or not network.topology):
             raise ValueError(f"--synthesize needs a topology with a rank on each host, and one of {', '.join(CUT)}")
         if options.pictures and not network.topology:
             raise ValueError("--pictures needs a network with a topology, such as fat-tree:k=4")
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        parser.error(str(error))
     extra = {}
     if options.synthesize:
         from collectives import synthesize

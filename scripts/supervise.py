@@ -8,33 +8,41 @@ ends; it is not started again then. A wrong option (exit status 2) is not tried 
 """
 
 import argparse
+import os
 import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
+from entry_point import module, run
 
 
 def main() -> int:
     words = sys.argv[1:]
     mine, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
-    parser = argparse.ArgumentParser(
+    arguments, supervisor = module("parallel.command.arguments"), module("parallel.elastic.supervisor")
+    parser = arguments.Parser(
         prog="supervise.py",
         usage="%(prog)s [--restarts N] [--pause SECONDS] -- COMMAND",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--restarts", type=int, default=10, help="at most, without a new checkpoint (default: 10)")
-    parser.add_argument("--pause", type=float, default=1.0, help="seconds before the first, then doubled (default: 1)")
+    parser.add_argument(
+        "--restarts", type=arguments.whole(0), default=10, help="at most, without a new checkpoint (default: 10)"
+    )
+    parser.add_argument(
+        "--pause", type=arguments.number(), default=1.0, help="seconds before the first, then doubled (default: 1)"
+    )
     options = parser.parse_args(mine)
     if not command:
         parser.error("give the command to run after --")
-    from parallel.elastic.supervisor import Supervisor
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     try:
-        return Supervisor(command, options.restarts, options.pause, say).run()
+        return supervisor.Supervisor(command, options.restarts, options.pause, say).run()
     except ValueError as error:
         parser.error(str(error))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -16,6 +16,7 @@ import textwrap
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
 from entry_point import module, run
+from job_options import MOST, arguments, shape
 
 nn, workload, models, registry = map(module, ("nn", "nn.analysis.workload", "nn.models", "nn.registry"))
 # Model, what builds it, and the published row: conv weights and MACs, fc weights and MACs, total weights and MACs.
@@ -34,7 +35,7 @@ INPUTS |= {"transformer": SEQUENCE, "encoder": SEQUENCE, "lstm": SEQUENCE, "resn
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "model",
         nargs="?",
@@ -46,7 +47,7 @@ def main() -> None:
         metavar="SHAPE",
         help="of one sample, such as 224,224,3 (height, width, channels); by default what the model is made for",
     )
-    parser.add_argument("--classes", type=outputs, metavar="N", help="outputs, or the vocabulary")
+    parser.add_argument("--classes", type=arguments.whole(1, MOST), metavar="N", help="outputs, or the vocabulary")
     parser.add_argument("--dtype", choices=["float32", "float64"], help="for the bytes (default: float32)")
     options = parser.parse_args()
     if not options.model:
@@ -63,20 +64,6 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     print(workload.report(network))
-
-
-def shape(text: str) -> tuple[int, ...]:
-    """ "8,8,1" as (8, 8, 1)."""
-    numbers = text.split(",")
-    if not all(n.strip().isdecimal() and int(n) for n in numbers):
-        raise argparse.ArgumentTypeError(f"expected whole numbers of at least 1, such as 8,8,1; given {text!r}")
-    return tuple(map(int, numbers))
-
-
-def outputs(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, given {text!r}")
-    return int(text)
 
 
 def totals(network) -> tuple[int, int, int, int, int, int]:

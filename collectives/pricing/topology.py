@@ -34,6 +34,7 @@ from collectives.reading import read_json
 
 BANDWIDTH = 12.5e9  # bytes a second: 100 Gbit/s
 LATENCY = 500e-9  # seconds of one cable
+MOST_HOSTS, MOST_CABLES = 1 << 17, 1 << 20  # of a topology by name: a short text must not take all memory
 
 
 class Channel(NamedTuple):
@@ -245,6 +246,7 @@ def cable(one: Hashable, other: Hashable, bandwidth: float, latency: float) -> t
 def star(hosts: int, bandwidth: float = BANDWIDTH, latency: float = LATENCY) -> Topology:
     """`hosts` hosts, each with a cable to the one switch."""
     whole(hosts=hosts)
+    refuse_huge(hosts, hosts)
     channels = [channel for i in range(hosts) for channel in cable(f"h{i}", "switch", bandwidth, latency)]
     options = {"hosts": hosts, "bandwidth": bandwidth, "latency": latency}
     return Topology([f"h{i}" for i in range(hosts)], channels, kind="star", options=options)
@@ -263,6 +265,7 @@ def nodes(
     `bandwidth` is that of a node's cable, `inside_bandwidth` that of each rank to its node's switch.
     """
     whole(nodes=nodes, ranks=ranks)
+    refuse_huge(nodes * ranks, nodes * (ranks + 1))
     hosts = [f"h{i}" for i in range(nodes * ranks)]
     channels = [
         channel
@@ -279,6 +282,7 @@ def nodes(
 def backbone(hosts: int, bandwidth: float = BANDWIDTH, latency: float = LATENCY, shared: float = BANDWIDTH) -> Topology:
     """`hosts` hosts of which every message crosses one channel of `shared` bytes a second, whatever its direction."""
     whole(hosts=hosts)
+    refuse_huge(hosts, hosts)
     names = [f"h{i}" for i in range(hosts)]
     channels = [Channel(name, "into backbone", bandwidth, latency) for name in names]
     channels += [Channel("into backbone", "out of backbone", shared, 0.0)]
@@ -298,6 +302,7 @@ def fat_tree(k: int, oversubscription: float = 1, bandwidth: float = BANDWIDTH, 
         raise ValueError(f"a fat tree has switches with an even number of ports, not k={k}")
     if not oversubscription > 0:
         raise ValueError(f"oversubscription={oversubscription}: it must be > 0, 1 for none, 4 for 4:1")
+    refuse_huge(k**3 // 4, 3 * k**3 // 4)
     half, above = k // 2, bandwidth / oversubscription
     hosts = [f"h{i}" for i in range(half * half * k)]
     edge = lambda host: f"edge{host // half}"  # numbered through all pods, as are the aggregation switches
@@ -339,6 +344,7 @@ def _grid(kind, dims, wraps, bandwidth, latency):
     dims = (dims,) if isinstance(dims, int) else tuple(dims)
     for side in dims:
         whole(dims=side)
+    refuse_huge(math.prod(dims), math.prod(dims) * len(dims))
     places = list(product(*map(range, dims)))
     number = {place: i for i, place in enumerate(places)}
 
@@ -372,6 +378,7 @@ def _grid(kind, dims, wraps, bandwidth, latency):
 def hypercube(d: int, bandwidth: float = BANDWIDTH, latency: float = LATENCY) -> Topology:
     """2^d hosts, each joined to those whose number differs in one bit; a message corrects the lowest bit first."""
     whole(d=d + 1)
+    refuse_huge(1 << min(d, 64), d << min(d, 64))
 
     def path(source, dest):
         vertices = [f"h{source}"]
@@ -403,6 +410,7 @@ def dragonfly(
     """
     whole(p=p, a=a, h=h)
     groups = a * h + 1
+    refuse_huge(p * a * groups, groups * (p * a + a * a // 2 + groups // 2))
     router = lambda group, number: f"r{group}.{number}"
     owner = lambda group, other: router(group, (other if other < group else other - 1) // h)
     hosts = [f"h{i}" for i in range(p * a * groups)]
@@ -468,6 +476,15 @@ def whole(**numbers: int) -> None:
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise ValueError(f"{name} must be a whole number >= 1, not {number!r}")
+
+
+def refuse_huge(hosts: int, cables: int) -> None:
+    """Refuse a topology that would take minutes and gigabytes to make."""
+    if hosts > MOST_HOSTS or cables > MOST_CABLES:
+        raise ValueError(
+            f"a topology has at most {MOST_HOSTS:,} hosts and {MOST_CABLES:,} cables, this one would have "
+            f"{hosts:.4g} and {cables:.4g}: make it smaller"
+        )
 
 
 def named_topology(text: str) -> Topology:

@@ -7,7 +7,7 @@
 | parsing.py | flags, --help, TOML files, config.json |
 | rules.py | what is refused that is of no strategy and no mesh |
 | factory.py | data, network, loss, optimizer, loaders of given options |
-| sizes.py | bytes as people write them |
+| arguments.py, sizes.py | the command lines of other programs, their kinds of values; bytes as people write them |
 | resuming.py, auto.py | a run that is continued; --strategy auto |
 | training_run.py | one run, from options to results |
 | trained_run.py, predict.py, sample.py | the network that it leaves, and using it |

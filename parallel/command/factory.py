@@ -179,9 +179,12 @@ def rates(options: Options) -> dict[str, float]:
             found[name] = float(factor)
         except ValueError:
             equals = ""
-        if not equals:
+        if not equals or not name:
             raise ValueError(f"--rates {options.rates}: expected LAYER=FACTOR, such as 0=0.1,2=0.1, given {part!r}")
-    return found | {name.strip(): 0.0 for name in (options.freeze.split(",") if options.freeze else ())}
+    frozen = [name.strip() for name in options.freeze.split(",")] if options.freeze else []
+    if "" in frozen:  # it would name the whole network
+        raise ValueError(f"--freeze {options.freeze}: expected names of layers with commas between, such as 0,2")
+    return found | dict.fromkeys(frozen, 0.0)
 
 
 def weights(options: Options) -> nn.Model | None:

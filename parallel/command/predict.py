@@ -10,6 +10,7 @@ import numpy as np
 import nn
 from nn.data import images
 from nn.layers.activations import softmax
+from parallel.command.arguments import Parser, whole
 from parallel.command.trained_run import opened, said
 from parallel.settings import OptionError, printable
 
@@ -30,12 +31,12 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line."""
-    found = argparse.ArgumentParser(prog="predict.py", description=__doc__)
+    found = Parser(prog="predict.py", description=__doc__)
     found.add_argument("run", metavar="RUN", help="directory of a run, or a file that nn.save wrote")
     found.add_argument("images", metavar="IMAGE", nargs="+", help=f"image files: {', '.join(images.FORMATS)}")
-    found.add_argument("--top", type=int, default=3, metavar="K", help="tell the K likeliest classes (default: 3)")
+    found.add_argument("--top", type=whole(), default=3, metavar="K", help="tell the K likeliest classes (default: 3)")
     found.add_argument(
         *("--fit",), choices=images.FITS, default="crop", help="what is done where the sides' proportion differs"
     )
@@ -91,7 +92,7 @@ def told(trained: nn.Model, name: str, options: argparse.Namespace) -> list[str]
         other = "leave out" if options.invert else "try"
         lines.append(f"  its border is {light}, and {dark} in the training samples: {other} --invert")
     shares, unit = confidence(z, about.get("outputs", "logits"))
-    for i in np.argsort(-shares, kind="stable")[: max(1, options.top)]:
+    for i in np.argsort(-shares, kind="stable")[: options.top]:
         lines.append(f"  {shares[i]:7.1%}  {names[i]}" if unit else f"  {shares[i]:8.3f}  {names[i]}")
     return lines
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
 
+from parallel.command.arguments import Parser, new_file
 from parallel.command.options import FIELDS, TOPICS, names_of
 from parallel.command.version import commit, version
 from parallel.settings import shortened
@@ -32,9 +32,11 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line."""
-    found = argparse.ArgumentParser(prog="report.py", description=__doc__)
+    found = Parser(prog="report.py", description=__doc__)
     found.add_argument("runs", metavar="RUN", nargs="+", help="directories of runs")
-    found.add_argument("--out", metavar="FILE.html", help="where the page is written (default: RUN/report.html)")
+    found.add_argument(
+        "--out", type=new_file, metavar="FILE.html", help="where the page is written (default: RUN/report.html)"
+    )
     return found

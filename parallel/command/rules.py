@@ -19,9 +19,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-import tempfile
-from pathlib import Path
 
+from parallel.command.arguments import why_no_directory
 from parallel.command.options import FIELDS, READERS, TYPES, Options, shown
 from parallel.command.resuming import check_checkpoints
 from parallel.launch import launcher, limits
@@ -291,15 +290,8 @@ def _one_process(options: Options) -> None:
 
 def check_directory(flag: str, directory: str) -> None:
     """Refuse what is no directory, and cannot be made one."""
-    path = Path(directory).absolute()
-    near = next(place for place in (path, *path.parents) if place.exists())
-    if not near.is_dir():
-        raise OptionError(f"{flag} {directory}: {near} is a file, no directory")
-    try:  # permission bits do not tell of root, nor of /proc
-        with tempfile.TemporaryFile(dir=near):
-            pass
-    except OSError as error:
-        raise OptionError(f"{flag} {directory}: nothing can be written into {near} ({error.strerror})") from None
+    if reason := why_no_directory(directory):
+        raise OptionError(f"{flag} {directory}: {reason}")
 
 
 def check_started(options: Options, ranks: int) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import codecs
 import itertools
 import sys
 
 import nn
 from nn.analysis import sampling
+from parallel.command.arguments import Parser, number, whole
 from parallel.command.trained_run import opened, said
 from parallel.settings import OptionError, printable
 
@@ -19,8 +19,6 @@ def main(argv: list[str] | None = None) -> int:
     """Sample as the command line says; returns the exit status."""
     options = parser().parse_args(argv)
     try:
-        if options.length < 0:
-            raise OptionError(f"--length must be a number of bytes, not negative, given {options.length}")
         trained = opened(options.run)
         check(trained, options.run)
         prompt = options.prompt.encode() or b"\n"
@@ -40,19 +38,19 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line."""
-    found = argparse.ArgumentParser(prog="sample.py", description=__doc__)
+    found = Parser(prog="sample.py", description=__doc__)
     found.add_argument(
         "run", metavar="RUN", help="directory of a run with --model transformer or lstm, or a saved network"
     )
     found.add_argument("--prompt", default="", help="what the text begins with")
-    found.add_argument("--length", type=int, default=400, metavar="BYTES", help="bytes to add (default: 400)")
+    found.add_argument("--length", type=whole(0), default=400, metavar="BYTES", help="bytes to add (default: 400)")
     found.add_argument(
-        "--temperature", type=float, default=0.8, help="below 1: likelier text; 0: the likeliest (default: 0.8)"
+        "--temperature", type=number(), default=0.8, help="below 1: likelier text; 0: the likeliest (default: 0.8)"
     )
-    found.add_argument("--top-k", type=int, metavar="K", help="draw among the K likeliest bytes only")
-    found.add_argument("--seed", type=int, default=0, help="of the draws: the same seed, the same text")
+    found.add_argument("--top-k", type=whole(), metavar="K", help="draw among the K likeliest bytes only")
+    found.add_argument("--seed", type=whole(0), default=0, help="of the draws: the same seed, the same text")
     return found
 
 

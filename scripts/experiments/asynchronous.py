@@ -30,9 +30,10 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from parallel.command.options import Options  # noqa: E402 - found beside this file
+from parallel.command.arguments import Parser, new_directory, number, whole  # noqa: E402 - found beside this file
+from parallel.command.options import Options  # noqa: E402
 from parallel.launch import launcher  # noqa: E402
-from parallel.settings import OptionError, name_of  # noqa: E402 - found beside this file
+from parallel.settings import OptionError, name_of  # noqa: E402
 
 ONE = "one process"
 # name -> (options, as of scripts/train.py; color)
@@ -57,23 +58,26 @@ ERRORS, LEAST_ERROR = (50, 20, 10, 5, 3), 2.5  # percent, of the axis
 
 def options(argv: list[str] | None) -> argparse.Namespace:
     """What was asked for; what cannot be is one message, before any rank is started."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="mlp:64,64,10", help="as of scripts/train.py (default: mlp:64,64,10)")
     parser.add_argument("--data", default="digits", help="as of scripts/train.py (default: digits, embedded)")
-    parser.add_argument("--workers", type=int, default=2, help="(default: 2)")
-    parser.add_argument("--batch", type=int, default=32, help="samples of a step, over all workers (default: 32)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each run (default: 10)")
-    parser.add_argument("--pause", type=float, default=40.0, help="milliseconds of a worker's step (default: 40)")
-    parser.add_argument("--slow", type=float, default=3.0, help="times, of the slow worker (default: 3)")
+    parser.add_argument("--workers", type=whole(2), default=2, help="(default: 2)")
+    parser.add_argument("--batch", type=whole(2), default=32, help="samples of a step, over all workers (default: 32)")
+    parser.add_argument("--seconds", type=number(1e-3, 1e6), default=10.0, help="of each run (default: 10)")
+    parser.add_argument(
+        "--pause", type=number(0, 1e6), default=40.0, help="milliseconds of a worker's step (default: 40)"
+    )
+    parser.add_argument("--slow", type=number(1, 1e6), default=3.0, help="times, of the slow worker (default: 3)")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), help=f"of {', '.join(WAYS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="three ways, a quarter of a second each")
-    parser.add_argument("--out", default="runs/asynchronous", help="directory (default: runs/asynchronous)")
+    parser.add_argument(
+        "--out", type=new_directory, default="runs/asynchronous", help="directory (default: runs/asynchronous)"
+    )
     chosen = parser.parse_args(argv)
     if chosen.quick:
         chosen.seconds, chosen.pause, chosen.ways = 0.25, 2.0, [ONE, "ddp", "Downpour, Adagrad"]
-    for name, least in (("workers", 2), ("batch", chosen.workers), ("seconds", 1e-3), ("pause", 0), ("slow", 1)):
-        if not least <= getattr(chosen, name) < 1e6:
-            parser.error(f"--{name} must be at least {least:g}, given {getattr(chosen, name):g}")
+    if chosen.batch < chosen.workers:
+        parser.error(f"--batch must be at least the {chosen.workers} of --workers, given {chosen.batch}")
     if unknown := [way for way in chosen.ways if way not in WAYS]:
         parser.error(f"--ways: no way {unknown[0]!r}; there are {', '.join(WAYS)}")
     if not launcher.inside():

@@ -22,7 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from parallel.launch import launcher  # noqa: E402 - found beside this file, installed or not
+from parallel.command.arguments import Parser, new_directory, number, whole  # noqa: E402 - found beside this file
+from parallel.launch import launcher  # noqa: E402
 
 METHODS = (
     "none", "fp16", "qsgd:7", "qsgd:3", "terngrad", "onebit", "signsgd", "topk:0.1", "topk:0.01", "topk:0.001",
@@ -46,23 +47,24 @@ LEAST_ERROR, ERRORS = (
 
 def options(argv: list[str] | None) -> argparse.Namespace:
     """What was asked for; what cannot be is one message, before any rank is started."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="cnn", help="as of scripts/train.py (default: cnn)")
     parser.add_argument("--data", default="digits", help="as of scripts/train.py (default: digits, embedded)")
-    parser.add_argument("--ranks", type=int, default=2, help="(default: 2)")
-    parser.add_argument("--epochs", type=int, default=10, help="(default: 10)")
-    parser.add_argument("--batch", type=int, default=32, help="samples of a step, over all ranks (default: 32)")
-    parser.add_argument("--lr", type=float, default=0.02, help="(default: 0.02)")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each method, whose median is shown (default: 3)")
+    parser.add_argument("--ranks", type=whole(), default=2, help="(default: 2)")
+    parser.add_argument("--epochs", type=whole(), default=10, help="(default: 10)")
+    parser.add_argument("--batch", type=whole(), default=32, help="samples of a step, over all ranks (default: 32)")
+    parser.add_argument("--lr", type=number(), default=0.02, help="(default: 0.02)")
+    parser.add_argument(
+        "--seeds", type=whole(), default=3, help="runs of each method, whose median is shown (default: 3)"
+    )
     parser.add_argument("--methods", nargs="+", default=list(METHODS), help="as of --compress (default: all)")
     parser.add_argument("--quick", action="store_true", help="one seed, one epoch, three methods")
-    parser.add_argument("--out", default="runs/compression", help="directory (default: runs/compression)")
+    parser.add_argument(
+        "--out", type=new_directory, default="runs/compression", help="directory (default: runs/compression)"
+    )
     chosen = parser.parse_args(argv)
     if chosen.quick:
         chosen.seeds, chosen.epochs, chosen.methods = 1, 1, ["none", "topk:0.1", "powersgd:1"]
-    for name in ("ranks", "epochs", "batch", "seeds"):
-        if getattr(chosen, name) < 1:
-            parser.error(f"--{name} must be at least 1, given {getattr(chosen, name)}")
     if not launcher.inside():
         try:
             check(chosen)

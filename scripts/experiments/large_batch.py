@@ -34,6 +34,7 @@ import numpy as np
 import nn
 from nn.training.checkpoints import write_atomically
 from parallel.command import factory
+from parallel.command.arguments import Parser, new_directory, whole
 from parallel.command.options import Options
 
 SMALL = "small batch"
@@ -136,17 +137,16 @@ def draw(runs: list[dict], title: str):
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/large-batch"), help="directory of results")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each case (default: 3)")
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=new_directory, default="runs/large-batch", help="directory of results")
+    parser.add_argument("--seeds", type=whole(), default=3, help="runs of each case (default: 3)")
     parser.add_argument("--only", help="cases whose name has this in it")
     parser.add_argument(
         "--quick", action="store_true", help="the embedded digits, 15 epochs: shows the script, not the claim"
     )
     parser.add_argument("--data-dir", help="where Fashion-MNIST lies (default: $RINGPROP_DATA, else ./data)")
     given = parser.parse_args(argv)
-    if given.seeds < 1:
-        parser.error(f"--seeds must be at least 1, given {given.seeds}")
+    given.out = Path(given.out)
     np.seterr(all="ignore")  # a loss that is not finite ends a run
     base = dataclasses.replace(QUICK if given.quick else FULL, data_dir=given.data_dir)
     compared = {name: options for name, options in cases(base).items() if (given.only or "") in name}

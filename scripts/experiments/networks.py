@@ -23,6 +23,7 @@ from collectives.algorithms.bucket import multiport_bucket  # noqa: E402
 from collectives.algorithms.swing import multiport_swing  # noqa: E402
 from collectives.pricing.lower_bounds import lower_bound  # noqa: E402
 from collectives.pricing.networks import Network  # noqa: E402
+from parallel.command.arguments import Parser  # noqa: E402
 
 PAGE = ROOT / "docs" / "systems" / "networks.md"
 SIZES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 24, 1 << 30)
@@ -88,7 +89,7 @@ def put(page: str, name: str, table: str) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="put the tables into docs/systems/networks.md")
     options = parser.parse_args(argv)
     page = PAGE.read_text()

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from collectives.pricing.networks import NETWORKS, Link, Network
 from nn.models import build
+from parallel.command.arguments import Parser, new_directory
 from parallel.planning.job import Axes, Job
 from parallel.planning.laws import bandwidth_to_hide
 from parallel.planning.partition import partition
@@ -432,10 +433,13 @@ def draw(rows: list[Row]):
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="directory of published.md and .svg")
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--out", type=new_directory, default=str(ROOT / "docs"), help="directory of published.md and .svg"
+    )
     parser.add_argument("--data-dir", type=Path, help="where profiles/ lies (default: $RINGPROP_DATA, else ./data)")
     given = parser.parse_args(argv)
+    given.out = Path(given.out)
     data = given.data_dir or (Path(os.environ["RINGPROP_DATA"]) if os.environ.get("RINGPROP_DATA") else None)
     rows = everything(data)
     given.out.mkdir(parents=True, exist_ok=True)

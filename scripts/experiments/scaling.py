@@ -34,7 +34,7 @@ HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
 from benchmarking import ETHERNET, in_lab  # noqa: E402
-from job_options import measured_network, model_of, network_of, ranks, shape, whole  # noqa: E402
+from job_options import MOST, arguments, measured_network, model_of, network_of, ranks, shape  # noqa: E402
 
 from parallel.launch import blas, launcher  # noqa: E402
 
@@ -52,7 +52,8 @@ TIMEOUT = 300.0  # seconds for one number of ranks and one strategy
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    whole = arguments.whole(1, MOST)
+    found = arguments.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--model", default="mlp:784,512,512,512,512,10", help="network as train.py has it")
     found.add_argument("--input", type=shape, metavar="SHAPE", help="of one sample, such as 224,224,3")
     found.add_argument("--classes", type=whole, metavar="N", help="outputs, or the vocabulary")
@@ -66,12 +67,13 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--placement", metavar="HOW", help="of ranks on a topology, as of estimate")
     found.add_argument("--ranks-per-node", type=whole, metavar="N", help=argparse.SUPPRESS)
     found.add_argument("--steps", type=whole, help=f"of each measurement (default: {STEPS}, in a lab {LAB_STEPS})")
-    found.add_argument("--out", type=Path, default=Path("runs/scaling"), help="directory of results")
+    found.add_argument("--out", type=arguments.new_directory, default="runs/scaling", help="directory of results")
     return found
 
 
 def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
+    options.out = Path(options.out)
     strategies = list(STRATEGIES) if options.strategy == "all" else options.strategy.split(",")
     for name in strategies:
         if name not in STRATEGIES:

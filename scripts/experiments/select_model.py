@@ -35,9 +35,9 @@ import nn  # noqa: E402
 from nn.analysis.inspection import table  # noqa: E402
 from nn.training.checkpoints import write_atomically  # noqa: E402
 from parallel.command import factory  # noqa: E402
+from parallel.command.arguments import Parser, new_directory, whole  # noqa: E402
 from parallel.command.options import FIELDS, TYPES, Options, names_of  # noqa: E402
 from parallel.command.parsing import nearest, parse  # noqa: E402
-from parallel.command.rules import check_directory  # noqa: E402
 from parallel.launch import launcher  # noqa: E402
 from parallel.settings import OptionError, changed, flag  # noqa: E402
 
@@ -59,28 +59,24 @@ class Search:
 
 def asked(argv: list[str]) -> Search:
     """What the command line asks for; raises OptionError where that makes no sense."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.usage = "%(prog)s NAME=VALUES ... [--random N] [--ranks N] [--out DIR] [options of scripts/train.py]"
-    parser.add_argument("--random", type=int, metavar="N", help="draw so many trials, by --seed (default: all)")
-    parser.add_argument("--ranks", type=int, default=1, help="processes to start here (default: 1)")
-    parser.add_argument("--out", type=Path, default=Path("runs/selection"), help="directory (default: runs/selection)")
+    parser.add_argument("--random", type=whole(), metavar="N", help="draw so many trials, by --seed (default: all)")
+    parser.add_argument("--ranks", type=whole(), default=1, help="processes to start here (default: 1)")
+    parser.add_argument(
+        "--out", type=new_directory, default="runs/selection", help="directory (default: runs/selection)"
+    )
     chosen, base = parser.parse_known_args([word for word in argv if not VALUES.fullmatch(word)])
-    for name in ("random", "ranks"):
-        if (number := getattr(chosen, name)) is not None and number < 1:
-            raise OptionError(f"--{name} must be at least 1, given {number}")
     common = parse(base)
     for name in changed(common, FIELDS.keys() - NAMES):
         raise OptionError(f"{flag(name)} has no effect here, where each trial trains on one process: leave it out")
     if not common.validation:
         raise OptionError("--validation 0: without validation data nothing can be chosen; leave it out")
-    check_directory("--out", str(chosen.out))
     choices = dict(filter(None, (values_of(word) for word in argv)))
     if not choices:
         raise OptionError("nothing to choose from: give an option and its values, such as lr=0.01,0.1")
     trials = grid(choices) if chosen.random is None else drawn(choices, chosen.random, common.seed)
-    return Search(trials, [parse(base + flags(trial)) for trial in trials], base, chosen.ranks, chosen.out)
+    return Search(trials, [parse(base + flags(trial)) for trial in trials], base, chosen.ranks, Path(chosen.out))
 
 
 def values_of(word: str) -> tuple[str, list[str]] | None:

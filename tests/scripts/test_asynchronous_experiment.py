@@ -62,8 +62,8 @@ def test_every_way_is_drawn_with_a_marker_of_its_own(asynchronous):
 
 def test_wrong_arguments_are_one_message(asynchronous, capsys):
     for wrong, message in (
-        (["--workers", "1"], "--workers must be at least 2, given 1"),
-        (["--slow", "0.5"], "--slow must be at least 1, given 0.5"),
+        (["--workers", "1"], "argument --workers: expected a whole number of at least 2, given '1'"),
+        (["--slow", "0.5"], "argument --slow: expected a number from 1 to 1e+06, given '0.5'"),
         (["--ways", "fast"], "no way 'fast'; there are one process, ddp"),
         (["--model", "mpl:3"], "did you mean 'mlp'"),
     ):

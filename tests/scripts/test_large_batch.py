@@ -85,7 +85,7 @@ def test_wrong_arguments_are_one_message(large_batch, tmp_path, capsys):
         assert end.value.code
         return capsys.readouterr().err
 
-    assert "--seeds must be at least 1" in refused("--seeds", 0)
+    assert "argument --seeds: expected a whole number of at least 1" in refused("--seeds", 0)
     assert "no such case; there are small batch, " in refused("--only", "tiny")
     assert "is not in nowhere" in refused("--data-dir", "nowhere", "--out", tmp_path)
     content = json.dumps({"options": {"small batch": {"batch": 3}}, "runs": []})
@@ -98,7 +98,7 @@ def test_wrong_arguments_are_one_message(large_batch, tmp_path, capsys):
         (["--methods", "zip"], "unknown compressor 'zip'"),
         (["--model", "mpl:3"], "did you mean 'mlp'"),
         (["--batch", "1"], "cannot be cut among 2 ranks"),
-        (["--epochs", "0"], "--epochs must be at least 1"),
+        (["--epochs", "0"], "argument --epochs: expected a whole number of at least 1"),
     ):
         with pytest.raises(SystemExit, match="2"):
             fewer_bytes.options(wrong)

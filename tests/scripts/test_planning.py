@@ -161,10 +161,10 @@ def test_what_makes_no_sense_is_one_message(estimate, tmp_path, capsys):
         (["vgg16", "--flops", "0"], "--flops: expected a number above 0, such as 115M or 2e9, given '0'"),
         (["vgg16", "--samples", "x"], "--samples: expected a number above 0"),
         (["vgg16", "--map", "map"], "--map: expected a file that ends in .png, .svg or .pdf, given 'map'"),
-        (["vgg16", "--draw", str(tmp_path / "no" / "x.png")], f"there is no folder {tmp_path / 'no'} for x.png"),
+        (["vgg16", "--draw", str(tmp_path / "no" / "x.png")], f"there is no directory {tmp_path / 'no'} for x.png"),
         (["vgg16", "--price", "3"], "--price needs --samples"),
         (["vgg16", "--profile", "missing.csv"], "missing.csv"),
-        (["vgg16", "--batch", "0"], "expected a whole number of at least 1, given '0'"),
+        (["vgg16", "--batch", "0"], "expected a whole number from 1 to 1,073,741,824, given '0'"),
     ):
         with pytest.raises(SystemExit) as end:
             estimate.main(wrong)
