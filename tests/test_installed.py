@@ -132,7 +132,7 @@ def test_a_reader_that_leaves_is_no_error():
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("name", ["estimate", "report", "predict", "sample", "bench", "workload"])
+@pytest.mark.parametrize("name", ["estimate", "report", "predict", "sample", "bench", "workload", "grade"])
 def test_ctrl_c_ends_a_command_without_a_traceback(name, monkeypatch):
     """As a script and by `ringprop`, at the first thing that it does; `train` and `data` have tests of their own."""
 

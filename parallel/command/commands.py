@@ -30,6 +30,7 @@ COMMANDS = {
     "bench": "bench.py",
     "data": "get_data.py",
     "workload": "workload.py",
+    "grade": "grade.py",
 }
 WRONG = 2  # exit status
 

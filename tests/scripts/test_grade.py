@@ -1,0 +1,110 @@
+"""The graders of the course's projects: solutions have all points, and each mistake costs those of its criterion."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import PATIENCE
+
+ROOT = Path(__file__).parents[2]
+SOLUTIONS, STARTERS = ROOT / "tests" / "projects", ROOT / "notebooks" / "projects"
+PROJECTS = ("data_parallel", "sharded_optimizer", "pipeline")
+
+# project, what a solution says, what a student writes instead, and which criteria lose points by it
+MISTAKES = {
+    "each rank begins with its own parameters": (
+        "data_parallel", "        communicator.Bcast(network.w, root=0)\n", "",
+        {"parts of equal length", "parts of different length", "same bits", "the loss is"},
+    ),
+    "the mean of the ranks' means": (
+        "data_parallel", "loss, gy = cross_entropy(arrays[-1], labels, int(total[0]))",
+        "loss, gy = cross_entropy(arrays[-1], labels, max(1, len(x)) * self.communicator.size)",
+        {"parts of different length", "the loss is"},
+    ),
+    "all buckets after backward": (
+        "data_parallel", "for lo, _ in self.network.backward(self.g, arrays, gy):",
+        "for lo, _ in list(self.network.backward(self.g, arrays, gy)):", {"overlap"},
+    ),
+    "stage 3 keeps all parameters": (
+        "sharded_optimizer", "        return self.whole(self.w) if self.stage == 3 else self.w\n",
+        "        self.all = self.whole(self.w) if self.stage == 3 else self.w\n        return self.all\n",
+        {"a rank keeps"},
+    ),
+    "moments of a step are not corrected": (
+        "sharded_optimizer", "self.m / (1 - self.b1**self.t)", "self.m",
+        {"equal to Adam", "more ranks than parameters", "state_dict"},
+    ),
+    "zero bubble is 1F1B": (
+        "pipeline", "    ahead = min(ranks - rank, micro_batches)\n",
+        "    return one_f_one_b(rank, ranks, micro_batches)\n",
+        {"zero bubble takes"},
+    ),
+    "gradients of the weights of one micro-batch": (
+        "pipeline", "                layer.backward_weights(g,", "                g[layer.lo : layer.hi] = 0\n"
+        "                layer.backward_weights(g,", {"a step on ranks"},
+    ),
+}  # fmt: skip
+
+
+def graded(project: str, folder: Path, tmp_path: Path) -> dict[str, tuple[float, float]]:
+    """Return (given, possible) points by criterion."""
+    out = tmp_path / "points.json"
+    command = [
+        sys.executable,
+        ROOT / "scripts" / "grade.py",
+        project,
+        folder,
+        "--json",
+        out,
+        "--page",
+        tmp_path / "page.md",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path, env=clean())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "page.md").read_text() in done.stdout
+    return {row["criterion"]: (row["given"], row["points"]) for row in json.loads(out.read_text())["criteria"]}
+
+
+def clean() -> dict[str, str]:
+    """The environment without what this pytest has told its own children."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+def test_a_solution_has_all_points(project, tmp_path):
+    points = graded(project, SOLUTIONS, tmp_path)
+    assert all(given == possible for given, possible in points.values()), points
+    assert sum(possible for _, possible in points.values()) == 100
+    table = (STARTERS / "README.md").read_text()
+    for criterion, (_, possible) in points.items():
+        words = " ".join(criterion.split()[:2]).rstrip(",:")
+        assert f"| {possible:g} | {words}" in table, f"README.md lacks: {criterion}"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("project", PROJECTS)
+def test_a_starter_has_few_points(project, tmp_path):
+    given = sum(given for given, _ in graded(project, STARTERS, tmp_path).values())
+    assert given <= 30
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_costs_the_points_of_its_criteria(mistake, tmp_path):
+    project, right, wrong, lost = MISTAKES[mistake]
+    text = (SOLUTIONS / f"{project}.py").read_text()
+    assert text.count(right) == 1
+    (tmp_path / f"{project}.py").write_text(text.replace(right, wrong))
+    points = graded(project, tmp_path, tmp_path)
+    for criterion, (given, possible) in points.items():
+        assert (given < possible) == any(words in criterion for words in lost), (criterion, given, possible)
+
+
+def test_a_folder_without_the_file_is_refused(tmp_path):
+    command = [sys.executable, ROOT / "scripts" / "grade.py", "pipeline", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 2
+    assert f"{tmp_path}: expected the folder that holds pipeline.py" in done.stderr
