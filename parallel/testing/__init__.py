@@ -7,4 +7,5 @@
 | launch.py | the side of the user's pytest: start ranks for some tests, read their logs, end them |
 | rank.py | the side of a rank: run the tests that it is sent, write the log |
 | report.py | one report of a test from those of its ranks |
+| grade.py | points for a project of the course, by tests that carry them |
 """
