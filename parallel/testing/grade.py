@@ -110,6 +110,7 @@ def page(project: str, criteria: list[Criterion]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the command line of `ringprop grade`; return the exit status."""
     parser = argparse.ArgumentParser(prog="ringprop grade", description="Grade a project of the course.")
     parser.add_argument("project", choices=PROJECTS)
     parser.add_argument("directory", type=Path, metavar="DIR", help="the student's folder, with PROJECT.py in it")
