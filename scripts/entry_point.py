@@ -26,6 +26,11 @@ def module(name: str):
 def prepare() -> None:
     """What all scripts do first."""
     print_every_character()
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # neither files nor ranks would be found from here
+        print("error: the current directory has been removed: change into another one, and call again", file=sys.stderr)
+        sys.exit(2)
     sys.argv[1:] = map(expanded, sys.argv[1:])
 
 

@@ -79,8 +79,10 @@ def new_directory(text: str) -> str:
 def why_no_directory(text: str) -> str:
     """Return why nothing can be written into a directory that is there or has to be made; "" where it can."""
     path = Path(text).absolute()
-    near = next(place for place in (path, *path.parents) if os.path.exists(place))  # Path.exists may raise
-    return why_not_written(near) if near.is_dir() else f"{near} is a file, no directory"
+    near = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    if near.is_dir():
+        return why_not_written(near)
+    return f"{near} is a {'file, no directory' if os.path.exists(near) else 'link to nothing'}"
 
 
 def why_not_written(path: Path) -> str:

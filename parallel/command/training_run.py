@@ -192,15 +192,18 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
         checkpoints.remove_temporary_files(out)
         checkpoints.write_atomically(out / "result.json", (checkpoints.json_text(result, 1) + "\n").encode())
         if options.pictures:
-            write_curves(training.history, out / "curves.png")
-            write_staleness(training.history, out / "staleness.png")
-            write_figure(draw_breakdown(breakdown.table), out / "breakdown.png")
+            with drawing(say):
+                write_curves(training.history, out / "curves.png")
+                write_staleness(training.history, out / "staleness.png")
+                write_figure(draw_breakdown(breakdown.table), out / "breakdown.png")
         if events:
-            write_trace(events, out)
-            for name, figure in (trainer.pass_.pictures(events) if trainer.pass_ else {}).items():
-                write_figure(figure, out / name, bbox_inches="tight")
+            with drawing(say):
+                write_trace(events, out)
+                for name, figure in (trainer.pass_.pictures(events) if trainer.pass_ else {}).items():
+                    write_figure(figure, out / name, bbox_inches="tight")
         if options.inspect:
-            say("\n" + inspection.inspect(alone, data, out / "inspection"))
+            with drawing(say):
+                say("\n" + inspection.inspect(alone, data, out / "inspection"))
     for warning in not_finite(result, data) if rank == 0 else ():
         say(warning)
     if memory:
@@ -241,6 +244,17 @@ def introduce(options: Options, parts: Parts, trainer: RunTrainer, say) -> None:
     say(f"{parts.data.name}: {describe_splits(parts.data)}")
     learning = f"{trainer.optimizer!r}, {trainer.loss!r}, {options.batch} samples a step"
     say(f"{describe_ranks(trainer, options)}; {learning}\n")
+
+
+@contextmanager
+def drawing(say):
+    """Say what cannot be drawn or written in this block, as where MPLBACKEND names no backend: results are saved."""
+    try:
+        yield
+    except BrokenPipeError:  # nobody reads the output any more
+        raise
+    except (ImportError, ValueError, RuntimeError, OSError) as error:
+        say(f"warning: some pictures are missing: {error}")
 
 
 @contextmanager

@@ -140,7 +140,10 @@ def beside_python(mpiexec: Path) -> bool:
 @functools.cache
 def _version(mpiexec: Path) -> str:
     """What it says of itself."""
-    return subprocess.run([mpiexec, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
+    environment = {"HOME": "/"} | os.environ  # without one Open MPI does not even say this
+    return subprocess.run(
+        [mpiexec, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment
+    ).stdout
 
 
 def _is_open_mpi(mpiexec: Path) -> bool:

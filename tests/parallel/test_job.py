@@ -295,6 +295,25 @@ def test_a_program_that_has_just_begun_ends_without_a_traceback(tmp_path, after)
     wait_until(lambda: not processes_of(tmp_path))
 
 
+def test_pictures_that_cannot_be_drawn_lose_no_result(tmp_path):
+    """All is trained and saved before; MPLBACKEND may be what another program has left."""
+    environment = os.environ | {"MPLBACKEND": "nonsense"}
+    said = train(*DRAWN, "--inspect", "--out", tmp_path / "run", env=environment)
+    assert said.count("warning: some pictures are missing: ") == 2 and "test accuracy" in said
+    assert result(tmp_path / "run")["epochs"] == 3 and (tmp_path / "run" / "network.npz").exists()
+
+
+def test_a_current_directory_that_was_removed_is_told(tmp_path):
+    place = tmp_path / "gone"
+    for script in ("train.py", "report.py"):
+        place.mkdir()
+        words = [sys.executable, str(ROOT / "scripts" / script), "x"]
+        call = f"import os; os.rmdir({str(place)!r}); os.execv({sys.executable!r}, {words})"
+        done = subprocess.run([sys.executable, "-c", call], cwd=place, text=True, capture_output=True, timeout=PATIENCE)
+        assert done.returncode == 2 and not done.stdout and done.stderr.count("\n") == 1, done
+        assert done.stderr.startswith("error: the current directory has been removed")
+
+
 def test_a_python_without_the_project_is_told_what_to_do():
     done = subprocess.run(
         [sys.executable, "-I", "-S", "scripts/train.py"], cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE

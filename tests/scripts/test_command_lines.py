@@ -99,6 +99,10 @@ def test_the_kinds_of_arguments(tmp_path):
     file = tmp_path / "file"
     assert new_file(str(file)) == str(file) and not file.exists()
     assert new_directory(str(file / "a" / "b")) and not file.exists()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nothing")
+    with pytest.raises(argparse.ArgumentTypeError, match="link is a link to nothing"):
+        new_directory(str(link / "run"))
     file.touch()
     assert new_file(str(file)) == str(file)
     for read, text in (
