@@ -13,11 +13,12 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from nn import option_strings
+from nn.arguments import Number, OneOf
 from nn.core.layer import Initializer, Layer, Sequential, Shape
 from nn.core.network import Network
 from nn.registry import lookup, register
@@ -41,7 +42,9 @@ def model(name: str) -> Callable[[Callable[..., Layer]], Callable[..., Network]]
             spec: str = "",
             **own,
         ) -> Network:
-            spec = spec or option_strings.join(name, [*map(str, numbers), *(f"{key}={own[key]}" for key in own)])
+            if not spec:
+                options = {key: int(value) if isinstance(value, bool) else value for key, value in own.items()}
+                spec = option_strings.join(name, [*map(str, numbers), *(f"{key}={options[key]}" for key in options)])
             if not isinstance(in_shape, tuple | list):
                 raise TypeError(
                     f"model {spec!r}: in_shape is that of one sample, such as (28, 28, 1), given {in_shape!r:.80}"
@@ -50,6 +53,7 @@ def model(name: str) -> Callable[[Callable[..., Layer]], Callable[..., Network]]
                 if "activation" not in parameters:
                     raise ValueError(f"model {name}: its activations are part of it; leave --activation out")
                 own["activation"] = lookup("activation", activation)
+            _check_options(spec, builder, inspect.signature(builder).bind((), 0, *numbers, **own).arguments)
             root = builder(tuple(in_shape), classes, *numbers, **own)
             if output_activation is not None:
                 last = lookup("activation", output_activation)()
@@ -143,8 +147,23 @@ def _arguments(spec: str, builder: Callable[..., Layer], parts: list[str]) -> tu
     return numbers, option_strings.convert(f"model {name}", parts[len(numbers) :], kinds, positional=False)
 
 
+def _check_options(spec: str, builder: Callable[..., Layer], given: Mapping[str, object]) -> None:
+    """Refuse numbers out of range: at least 1, or 0 where that is the default; 0 or 1 for what is switched."""
+    for name, parameter in list(inspect.signature(builder).parameters.items())[2:]:
+        default, values = parameter.default, [given[name]] if name in given else []
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            default, values = 1, given.get(name, ())
+        for value in values:
+            if isinstance(default, bool):
+                OneOf((0, 1))(f"model {spec!r}: {name}", value)
+            elif isinstance(default, int | float):
+                least = min(1, default) if isinstance(default, int) else 0
+                Number(least, whole=isinstance(default, int))(f"model {spec!r}: {name}", value)
+
+
 def _numbers(builder: Callable[..., Layer]) -> str:
     """The names and defaults of a builder's numbers, for a message."""
     chosen = list(inspect.signature(builder).parameters.values())[2:]
-    text = [f"{p.name}={p.default}" for p in chosen if p.kind is not p.VAR_POSITIONAL and p.name != "activation"]
+    numbers = [p for p in chosen if p.kind is not p.VAR_POSITIONAL and p.name != "activation"]
+    text = [f"{p.name}={int(p.default) if isinstance(p.default, bool) else p.default}" for p in numbers]
     return ", ".join(text) or "none"

@@ -38,7 +38,7 @@ MODULES = {
 
 
 @model("googlenet")
-def googlenet(in_shape: Shape, classes: int, auxiliary: int = 1) -> Sequential:
+def googlenet(in_shape: Shape, classes: int, auxiliary: bool = True) -> Sequential:
     """For 224x224 images, about 7 million parameters; `auxiliary` 0 leaves out the two classifiers inside."""
     _, _, channels = image_shape("googlenet", in_shape, at_least=32)
     stem = [

@@ -21,7 +21,7 @@ from nn.registry import register
 
 
 @model("resnet20")
-def resnet20(in_shape: Shape, classes: int, zero_gamma: int = 0) -> Sequential:
+def resnet20(in_shape: Shape, classes: int, zero_gamma: bool = False) -> Sequential:
     """For 32x32 images: three stages of three blocks, 16, 32, 64 channels, shortcuts without parameters (option A)."""
     _, _, channels = image_shape("resnet20", in_shape, at_least=4)
     layers = _convolve(channels, 16, 3) + [ReLU()]
@@ -36,7 +36,7 @@ def resnet20(in_shape: Shape, classes: int, zero_gamma: int = 0) -> Sequential:
 
 
 @model("resnet50")
-def resnet50(in_shape: Shape, classes: int, zero_gamma: int = 0) -> Sequential:
+def resnet50(in_shape: Shape, classes: int, zero_gamma: bool = False) -> Sequential:
     """For 224x224 images: 16 bottleneck blocks, the stride in their first 1x1 convolution; 25.6 million parameters."""
     _, _, channels = image_shape("resnet50", in_shape, at_least=32)
     layers = [*_convolve(channels, 64, 7, 2), ReLU(), MaxPool2d(3, stride=2, padding=1)]

@@ -7,6 +7,7 @@ import pytest
 from passes import SMALL, check_contract, check_micro_batches, one_pass
 from threadpoolctl import threadpool_limits
 
+from nn import models
 from nn.analysis.gradcheck import gradcheck
 from nn.core.layer import Sequential, ShapeError
 from nn.core.network import Network
@@ -320,3 +321,34 @@ def test_the_classical_experiment_learns():
     }
     for name, array in network.layout.items(trainer.flat_parameters):
         np.testing.assert_allclose(array, expected[name], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "words"),
+    [
+        ("transformer:16,4,-1", (8,), "model 'transformer:16,4,-1': blocks must be at least 1, given -1"),
+        ("transformer:16,4,0", (8,), "blocks must be at least 1, given 0"),
+        ("transformer:0", (8,), "features must be at least 1, given 0"),
+        ("transformer:16,0", (8,), "heads must be at least 1, given 0"),
+        ("transformer:16,4,1,2", (8,), "tied must be 0 or 1, given 2"),
+        ("transformer:16,4,1,experts=-2", (8,), "experts must be at least 0, given -2"),
+        ("transformer:16,4,1,experts=2,top=0", (8,), "top must be at least 1, given 0"),
+        ("transformer:16,4,1,dropout=-0.1", (8,), "dropout must be at least 0, given -0.1"),
+        ("lstm:16,0", (8,), "layers must be at least 1, given 0"),
+        ("lstm:16,1,-3", (8,), "truncate must be at least 0, given -3"),
+        ("mlp:64,0,10", (64,), "sizes must be at least 1, given 0"),
+        ("mlp:64,-3,10", (64,), "sizes must be at least 1, given -3"),
+        ("lenet5:20,-50,500", (28, 28, 1), "widths must be at least 1, given -50"),
+        ("cnn:0", (8, 8, 1), "first must be at least 1, given 0"),
+        ("resnet20:2", (32, 32, 3), "zero_gamma must be 0 or 1, given 2"),
+        ("googlenet:-1", (64, 64, 3), "auxiliary must be 0 or 1, given -1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_by_name(spec, shape, words):
+    with pytest.raises(ValueError, match=words):
+        build(spec, shape, 10)
+
+
+def test_switches_are_0_and_1_in_names():
+    one = models.transformer((8,), 10, 16, 4, 1, tied=True)
+    assert one.name == "transformer:16,4,1,tied=1" and one.layout.count == build(one.name, (8,), 10).layout.count
