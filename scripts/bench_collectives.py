@@ -130,6 +130,8 @@ def goal(operation: str, nbytes: int, name: str) -> float | None:
         return None
     if name == "shared arrays" and nbytes >= 64 * KIB:
         return 1 / 3 if nbytes <= 32 * MIB else 1 / 1.5
+    if name == "private arrays" and MIB < nbytes <= 16 * MIB:  # left to the library
+        return GOAL
     if name in OURS:  # what is chosen by itself
         return 1.0 if name == "private arrays" and nbytes > 16 * KIB else 1.1
     return 2.0 if name.endswith("doubling") and nbytes == 4 else None  # what a plan costs over the library's code

@@ -9,9 +9,13 @@ import errno
 import mmap
 import os
 import weakref
+from collections.abc import Callable
 from functools import cache
+from typing import TypeVar
 
 from mpi4py import MPI
+
+T = TypeVar("T")
 
 C_LIBRARY = ctypes.CDLL(None, use_errno=True)
 C_LIBRARY.mmap.restype = ctypes.c_void_p
@@ -63,18 +67,27 @@ def unlink_library_memory(prefix: str = "/dev/shm/mpich_shm_") -> None:
             continue
 
 
-def open_first(comm: MPI.Intracomm, nbytes: int) -> ctypes.Array:
-    """So many bytes that all ranks see (collective); the first ones, when there are only messages to agree by.
+def share_file(comm: MPI.Intracomm, nbytes: int, use: Callable[[int], T], kind: int = 0) -> T:
+    """Return use(descriptor) of a new file that all ranks open (collective); `use` may map it.
+
+    Parameters
+    ----------
+    comm : the ranks, all on one node, which wait for each other in messages
+    nbytes : of the file
+    use : what each rank does with its descriptor, which is closed then
+    kind : the flag of memfd_create for huge pages, which the system counts apart
 
     Raises
     ------
     OSError
         On all ranks, where any of them may not have it.
     """
-    handle, location, memory, problem = -1, None, None, None
+    handle, location, result, problem = -1, None, None, None
     try:
         if comm.Get_rank() == 0:
-            handle = os.memfd_create("ringprop", os.MFD_CLOEXEC)
+            if not kind:
+                refuse_more_than_there_is(nbytes)
+            handle = os.memfd_create("ringprop", os.MFD_CLOEXEC | kind)
             os.ftruncate(handle, nbytes)
             location = f"/proc/{os.getpid()}/fd/{handle}", identity(os.fstat(handle))
     except OSError as error:
@@ -84,7 +97,7 @@ def open_first(comm: MPI.Intracomm, nbytes: int) -> ctypes.Array:
         if location:
             if comm.Get_rank():
                 handle = open_that(*location)
-            memory = map_file(handle, nbytes)
+            result = use(handle)
     except OSError as error:
         problem = error
     problems = comm.allgather(problem)  # the first rank's file is open until all have it
@@ -92,5 +105,18 @@ def open_first(comm: MPI.Intracomm, nbytes: int) -> ctypes.Array:
         os.close(handle)
     for rank, error in enumerate(problems):
         if error:
-            raise OSError(error.errno, f"no shared memory: rank {rank}: {error.strerror}")
-    return memory
+            need = f"{nbytes / 2**20:.1f} MiB for {comm.Get_size()} ranks"
+            raise OSError(error.errno, f"no shared memory ({need}): rank {rank}: {error.strerror}")
+    return result
+
+
+def refuse_more_than_there_is(nbytes: int) -> None:
+    """Refuse memory that is mapped but not there, which would end in a kill without a word."""
+    if nbytes > (available := meminfo("MemAvailable", nbytes)):
+        raise OSError(errno.ENOMEM, f"only {available / 2**20:.0f} MiB are available")
+
+
+def meminfo(name: str, default: int) -> int:
+    """Return a line of /proc/meminfo, in bytes."""
+    with open("/proc/meminfo") as lines:
+        return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), default)

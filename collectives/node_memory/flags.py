@@ -15,13 +15,14 @@ import hashlib
 import os
 import time
 from enum import IntEnum
+from io import FileIO
 
 from mpi4py import MPI
 
 from collectives.failures.aborted import Aborted, cause_of
 from collectives.failures.awake import Awake
 from collectives.failures.revocation import is_rank_death
-from collectives.node_memory.files import open_first
+from collectives.node_memory.files import map_file, share_file
 from collectives.progress import Calls, Doing, advance_all, in_flight
 
 CACHE_LINE = 128  # bytes: processors fetch cache lines in pairs
@@ -49,12 +50,7 @@ class Word(IntEnum):
     BARRIER = 0  # and 1, by turns
     USER = 2  # and four more: for whoever has the window (`publish`, `wait_until`, `read_all`)
     NUMBER = 7  # on the first rank's line: the next one to `claim`
-    FAILED = 8  # and 9, by turns: whether it could not make or open a file
-    PROCESS = 10  # where the first rank's file is,
-    HANDLE = 11
-    DEVICE = 12  # and which
-    INODE = 13
-    ABORTED = 14  # that the rank has ended a call early, and that the cause can be read
+    ABORTED = 8  # that the rank has ended a call early, and that the cause can be read
     PAIRS = 16  # and all behind: how many barriers it has had with each of the others, where not all take part
 
 
@@ -78,8 +74,8 @@ class Flags:
     ----------
     count : int
         Barriers so far.
-    file : int
-        Descriptor of a file that a rank locks while it claims a number: -1 until window.py opens it.
+    file
+        The file that the words are in: a rank locks it while it claims a number.
 
     Raises
     ------
@@ -96,7 +92,7 @@ class Flags:
     def __init__(self, comm, limit, calls=None):
         self.comm, self.limit = comm, limit
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self.lines, self.causes = lines_of(comm)
+        self.lines, self.causes, self.file = lines_of(comm)
         lines = self.lines
         self.mine, self.others = lines[self.rank], [line for rank, line in enumerate(lines) if rank != self.rank]
         group = comm.Get_group()
@@ -114,7 +110,6 @@ class Flags:
         cores = set().union(*comm.allgather(os.sched_getaffinity(0)))
         self.spins = SPINS if self.size <= len(cores) else 0
         comm.Barrier()
-        self.file = -1
 
     def signed_barrier(self, marks: tuple[int, int], what: str) -> bool:
         """Arrive, and wait until every rank has arrived as often: what they wrote before can be read then.
@@ -321,8 +316,7 @@ class Flags:
         self.window.Unlock_all()
         self.mine, self.first, self.others, self.lines, self.causes = None, None, [], [], []
         self.window.Free()
-        if self.file >= 0:
-            os.close(self.file)
+        self.file.close()
 
 
 class Refusing:
@@ -338,12 +332,17 @@ class Refusing:
         raise Aborted(self.cause, self.death)
 
 
-def lines_of(comm: MPI.Intracomm) -> tuple[list[memoryview], list[memoryview]]:
-    """Words and bytes of text for each rank, which all see (collective); an OSError on all ranks where any has none."""
-    words = (
-        CACHE_LINE + -(-8 * comm.Get_size() // CACHE_LINE) * CACHE_LINE
-    )  # by which it meets all, and each of the others
+def lines_of(comm: MPI.Intracomm) -> tuple[list[memoryview], list[memoryview], FileIO]:
+    """Return words and bytes of text for each rank, which all see, and their file (collective).
+
+    Raises
+    ------
+    OSError
+        On all ranks, where any has none.
+    """
+    words = CACHE_LINE + -(-8 * comm.Get_size() // CACHE_LINE) * CACHE_LINE  # for all, and for each of the others
     each = words + CAUSE_BYTES
-    memory = memoryview(open_first(comm, each * comm.Get_size())).cast("B")
-    starts = range(0, each * comm.Get_size(), each)
-    return [memory[at : at + words].cast("q") for at in starts], [memory[at + words : at + each] for at in starts]
+    nbytes = each * comm.Get_size()
+    memory, file = share_file(comm, nbytes, lambda handle: (map_file(handle, nbytes), FileIO(os.dup(handle), "r+")))
+    memory, starts = memoryview(memory).cast("B"), range(0, nbytes, each)
+    return [memory[at : at + words].cast("q") for at in starts], [memory[at + words : at + each] for at in starts], file

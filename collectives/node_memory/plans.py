@@ -34,40 +34,55 @@ LINE_BYTES = 64  # bytes: ranks work on different cache lines
 #
 # Methods of SharedWindow. Arrays are C-contiguous, of one dtype; counts, dtype and op are the same on every rank. Each
 # plans a call on these arrays, on this rank alone, and returns it; making the call is collective. In between the arrays
-# are the caller's to read and write. `around` has the further arguments of Plan: before, after, keep.
+# are the caller's to read and write. `plan_options` has the further arguments of Plan: before, after, keep.
 
 
-def allreduce(window, send: np.ndarray | None, recv: np.ndarray, op: MPI.Op = MPI.SUM, **around) -> Plan:
-    """recv = send_0 (+) ... (+) send_(p-1), in this order, on every rank. Where send is None recv is reduced."""
-    x = flat(recv, "recv")
-    s = x if send is None else flat(send, "send")
-    alike(s, x, x.size)
+def allreduce(
+    window, send: np.ndarray | None, recv: np.ndarray, op: MPI.Op = MPI.SUM, private=None, **plan_options
+) -> Plan:
+    """recv = send_0 (+) ... (+) send_(p-1), in this order, on every rank. Where send is None recv is reduced.
+
+    `private` as of allgather.
+    """
+    x = flattened(recv, "recv")
+    s = x if send is None else flattened(send, "send")
+    check_arrays(s, x, x.size)
     name, _ = operation(op, x.dtype)
     what = f"allreduce({name}, {x.size} {x.dtype})"
     arrays, options = ({"x": x}, {}) if s is x else ({"x": x, "s": s}, {"send": "s"})
-    through_slots = shared.small if x.nbytes <= SMALL_PRIVATE_BYTES else shared.slots
-    return one_of(window, what, (through_slots, shared.arrays), {"x": x}, x.size, arrays, op, around=around, **options)
+    both = shared.small if x.nbytes <= SMALL_PRIVATE_BYTES else shared.slots, shared.arrays
+    return bind_either(window, what, both, {"x": x}, x.size, arrays, op, private, plan_options, **options)
 
 
 def reduce(
-    window, send: np.ndarray | None, recv: np.ndarray | None, op: MPI.Op = MPI.SUM, root: int = 0, **around
+    window, send: np.ndarray | None, recv: np.ndarray | None, op: MPI.Op = MPI.SUM, root: int = 0, **plan_options
 ) -> Plan:
     """recv of the root = send_0 (+) ... (+) send_(p-1). Where the root's send is None its recv is reduced."""
     check_root(window, root)
-    x = flat(recv, "recv") if window.rank == root else None
-    s = x if send is None and x is not None else flat(send, "send")
+    x = flattened(recv, "recv") if window.rank == root else None
+    s = x if send is None and x is not None else flattened(send, "send")
     if x is not None:
-        alike(s, x, x.size)
+        check_arrays(s, x, x.size)
     name, _ = operation(op, s.dtype)
     what = f"reduce({name}, {s.size} {s.dtype}, root {root})"
     arrays, options = {"x": x, "s": s}, {"send": "s", "root": root}
     through_slots = shared.small if s.nbytes <= SMALL_BYTES else shared.slots
-    return one_of(
-        window, what, (through_slots, shared.arrays_reduce), {"s": s}, s.size, arrays, op, around=around, **options
+    return bind_either(
+        window,
+        what,
+        (through_slots, shared.arrays_reduce),
+        {"s": s},
+        s.size,
+        arrays,
+        op,
+        plan_options=plan_options,
+        **options,
     )
 
 
-def reduce_scatter(window, send: np.ndarray, recv: np.ndarray, op: MPI.Op = MPI.SUM, counts=None, **around) -> Plan:
+def reduce_scatter(
+    window, send: np.ndarray, recv: np.ndarray, op: MPI.Op = MPI.SUM, counts=None, **plan_options
+) -> Plan:
     """recv = block `rank` of send_0 (+) ... (+) send_(p-1). recv may be that block of send.
 
     Parameters
@@ -75,17 +90,17 @@ def reduce_scatter(window, send: np.ndarray, recv: np.ndarray, op: MPI.Op = MPI.
     counts : sequence of int, optional
         Elements of each rank's block; without it `steps.chunk` cuts send into nearly equal blocks.
     """
-    x, s = flat(recv, "recv"), flat(send, "send")
+    x, s = flattened(recv, "recv"), flattened(send, "send")
     cuts = blocks_of(window, s.size, counts)
     lo, hi = cuts[window.rank]
-    alike(s, x, hi - lo, f"recv of rank {window.rank}")
+    check_arrays(s, x, hi - lo, f"recv of rank {window.rank}")
     name, _ = operation(op, x.dtype)
     what = f"reduce_scatter({name}, {[b - a for a, b in cuts]} {x.dtype})"
     both = shared.slots_reduce_scatter, shared.arrays_reduce_scatter
-    return one_of(window, what, both, {"x": s}, cuts, {"x": s, "y": x}, op, around=around, recv="y")
+    return bind_either(window, what, both, {"x": s}, cuts, {"x": s, "y": x}, op, plan_options=plan_options, recv="y")
 
 
-def allgather(window, send: np.ndarray | None, recv: np.ndarray, counts=None, private=None, **around) -> Plan:
+def allgather(window, send: np.ndarray | None, recv: np.ndarray, counts=None, private=None, **plan_options) -> Plan:
     """recv = send_0, ..., send_(p-1), one after another. Where send is None it is in its place in recv.
 
     Parameters
@@ -95,24 +110,28 @@ def allgather(window, send: np.ndarray | None, recv: np.ndarray, counts=None, pr
     private : callable, optional
         Called in place of the schedule through slots, where arrays are not shared.
     """
-    x = flat(recv, "recv")
+    x = flattened(recv, "recv")
     cuts = blocks_of(window, x.size, counts)
     lo, hi = cuts[window.rank]
-    s = x[lo:hi] if send is None else flat(send, "send")
-    alike(x, s, hi - lo, f"send of rank {window.rank}")
+    s = x[lo:hi] if send is None else flattened(send, "send")
+    check_arrays(x, s, hi - lo, f"send of rank {window.rank}")
     what = f"allgather({[b - a for a, b in cuts]} {x.dtype})"
     arrays, options = ({"x": x}, {}) if send is None else ({"x": x, "s": s}, {"send": "s"})
     both = shared.slots_allgather, shared.arrays_allgather
-    return one_of(window, what, both, {"x": x}, cuts, arrays, private=private, around=around, **options)
+    return bind_either(
+        window, what, both, {"x": x}, cuts, arrays, private=private, plan_options=plan_options, **options
+    )
 
 
-def broadcast(window, x: np.ndarray, root: int = 0, private=None, **around) -> Plan:
+def broadcast(window, x: np.ndarray, root: int = 0, private=None, **plan_options) -> Plan:
     """x = x of the root. `private` as of allgather."""
     check_root(window, root)
     what = f"broadcast({x.size} {x.dtype}, root {root})"
-    x = flat(x, "x")
+    x = flattened(x, "x")
     both = shared.slots_broadcast, shared.arrays_broadcast
-    return one_of(window, what, both, {"x": x}, x.size, {"x": x}, private=private, around=around, root=root)
+    return bind_either(
+        window, what, both, {"x": x}, x.size, {"x": x}, private=private, plan_options=plan_options, root=root
+    )
 
 
 def barrier(window) -> Plan:
@@ -141,26 +160,26 @@ def peers(window, x: np.ndarray) -> Peers | None:
     return None
 
 
-def one_of(window, what, pair, named, count, arrays, op=None, private=None, around=None, **options):
+def bind_either(window, what, pair, named, count, arrays, op=None, private=None, plan_options=None, **options):
     """Plan one of two schedules: through slots, or the second where the arrays that others name are shared.
 
     Parameters
     ----------
     named : name -> array that other ranks name
     private : called in place of the first, after a barrier in which all ranks show that it is the one
-    around : further arguments of Plan: before, after, keep
+    plan_options : further arguments of Plan: before, after, keep
     """
-    around = around or {}
+    plan_options = plan_options or {}
     peers = {name: window.peers(array) for name, array in named.items()}
     if max(array.nbytes for array in named.values()) > SMALL_BYTES and None not in peers.values():
-        return bind(window, what, pair[1], count, arrays, op, peers=peers, around=around, **options)
+        return bind(window, what, pair[1], count, arrays, op, peers=peers, plan_options=plan_options, **options)
     if private is not None:
-        after = [private, *around.get("after", ())]
-        return bind(window, what, shared.barrier, None, {}, around=around | {"after": after})
-    return bind(window, what, pair[0], count, arrays, op, around=around, **options)
+        after = [private, *plan_options.get("after", ())]
+        return bind(window, what, shared.barrier, None, {}, plan_options=plan_options | {"after": after})
+    return bind(window, what, pair[0], count, arrays, op, plan_options=plan_options, **options)
 
 
-def bind(window, what, schedule, count, arrays, op=None, peers=None, around=None, **options) -> Plan:
+def bind(window, what, schedule, count, arrays, op=None, peers=None, plan_options=None, **options) -> Plan:
     """Bind a schedule to memory: the arrays that are given, those of peers, and slots.
 
     Parameters
@@ -172,11 +191,11 @@ def bind(window, what, schedule, count, arrays, op=None, peers=None, around=None
     arrays : name in the schedule -> array
     op : None where nothing is reduced
     peers : name in the schedule -> where the array lies of which others' parts are named
-    around : further arguments of Plan
+    plan_options : further arguments of Plan
     """
-    around, peers = dict(around or {}), peers or {}
-    ranks = around.pop("ranks", range(window.size))  # the window's, as the schedule numbers them
-    size = around.pop("size", window.size)
+    plan_options, peers = dict(plan_options or {}), peers or {}
+    ranks = plan_options.pop("ranks", range(window.size))  # the window's, as the schedule numbers them
+    size = plan_options.pop("size", window.size)
     array = next((array for array in arrays.values() if array is not None), None)
     dtype = np.dtype(np.uint8) if array is None else array.dtype
     options |= {"slot": SLOT_BYTES // dtype.itemsize, "line": max(1, LINE_BYTES // dtype.itemsize)}
@@ -188,11 +207,11 @@ def bind(window, what, schedule, count, arrays, op=None, peers=None, around=None
         buffers[name] = MPI.buffer(both[window.rank])
     for name, place in peers.items():
         buffers |= {(name, rank): MPI.buffer(chunk) for rank, chunk in zip(ranks, place.parts, strict=True)}
-    keep = [*around.pop("keep", ()), op]
+    keep = [*plan_options.pop("keep", ()), op]
     agree, split = first_barrier(window, what, [place.place for place in peers.values()], program.epoch_parity)
     return Plan(
         program,
-        around.pop("comm", None),
+        plan_options.pop("comm", None),
         buffers,
         extent=dtype.itemsize,
         sum_into=partial(sum_into, op, dtype, keep.append),
@@ -203,7 +222,7 @@ def bind(window, what, schedule, count, arrays, op=None, peers=None, around=None
         keep=keep,
         owners=[place.owner for place in peers.values()],
         on_abort=partial(window.abort, what),
-        **around,
+        **plan_options,
     )
 
 
@@ -230,7 +249,7 @@ def check_root(window, root):
         raise ValueError(f"root {root}: there are ranks 0 ... {window.size - 1}")
 
 
-def flat(x, name) -> np.ndarray:
+def flattened(x, name) -> np.ndarray:
     """x in one dimension, as a view."""
     if not isinstance(x, np.ndarray) or not x.flags.c_contiguous:
         raise TypeError(f"{name} must be a C-contiguous NumPy array, not {type(x).__name__}")
@@ -239,7 +258,7 @@ def flat(x, name) -> np.ndarray:
     return x.reshape(-1)
 
 
-def alike(send, recv, size, name=None):
+def check_arrays(send, recv, size, name=None):
     """Refuse arrays of two dtypes, and of another size than is needed."""
     if send.dtype != recv.dtype:
         raise TypeError(f"send holds {send.dtype}, recv {recv.dtype}")

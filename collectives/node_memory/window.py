@@ -21,8 +21,6 @@ import math
 import mmap
 import os
 import weakref
-from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -31,8 +29,8 @@ from mpi4py import MPI
 from collectives.failures.aborted import cause_of
 from collectives.failures.revocation import is_rank_death, register, unregister
 from collectives.node_memory import plans
-from collectives.node_memory.files import identity, map_file, open_that
-from collectives.node_memory.flags import Flags, Word, signature_of
+from collectives.node_memory.files import map_file, meminfo, share_file
+from collectives.node_memory.flags import Flags, signature_of
 from collectives.node_memory.plans import SLOT_BYTES
 from collectives.progress import Calls
 
@@ -105,7 +103,6 @@ class SharedWindow:
             unregister(self.comm).Free()
             raise
         try:
-            self.flags.file = open_together(self.flags, 1)
             slots = self._map(SHIFT + 2 * SLOT_BYTES)
         except OSError:
             self.free()
@@ -160,6 +157,7 @@ class SharedWindow:
         """
         shape, dtype = shape_of(shape), np.dtype(dtype)
         nbytes = math.prod(shape) * dtype.itemsize
+        self.flags.barrier(f"common({shape}, {dtype.str!r})")  # it ends, where messages would wait without end
         memory = self._map(max(1, -(-nbytes // self.size)))
         return memory.reshape(-1)[:nbytes].view(dtype).reshape(shape)
 
@@ -183,20 +181,16 @@ class SharedWindow:
     def _map_pages(self, nbytes, page, kind=0):
         """Return new memory in pages of `page` bytes; `kind` is the flag of memfd_create for such pages."""
         stretch = -(-nbytes // page) * page
-        flags, total = self.flags, stretch * self.size
-        handle = open_together(flags, total, kind)
+        total = stretch * self.size
 
-        def touched():  # whoever writes first gets the page, from the memory next to its core
+        def touched(handle):  # whoever writes first gets the page, from the memory next to its core
+            if kind:  # a page that cannot be had says so here, where the first touch would end in a kill
+                os.posix_fallocate(handle, self.rank * stretch, stretch)
             memory = np.frombuffer(map_file(handle, total), np.uint8).reshape(self.size, stretch)
             memory[self.rank] = 0
             return memory
 
-        try:
-            if kind:  # likewise; and a page that cannot be had says so here, where the first touch would end in a kill
-                collective_try(flags, total, partial(os.posix_fallocate, handle, self.rank * stretch, stretch))
-            return collective_try(flags, total, touched)
-        finally:
-            os.close(handle)
+        return share_file(self.comm, total, touched, kind)
 
 
 def shape_of(shape) -> tuple[int, ...]:
@@ -210,69 +204,3 @@ def shape_of(shape) -> tuple[int, ...]:
 def huge_page_size() -> int:
     """Bytes of the system's huge pages."""
     return meminfo("Hugepagesize", 2 << 20)
-
-
-def open_together(flags: Flags, nbytes: int, kind: int = 0) -> int:
-    """Open an anonymous file on every rank (collective); return this rank's descriptor of it."""
-
-    def created():
-        if flags.rank:
-            return -1
-        if not kind:  # the system counts huge pages apart
-            refuse_more_than_there_is(nbytes)
-        handle = os.memfd_create("ringprop", os.MFD_CLOEXEC | kind)
-        try:
-            os.ftruncate(handle, nbytes)
-        except OSError:
-            os.close(handle)
-            raise
-        flags.publish(Word.PROCESS, os.getpid())
-        flags.publish(Word.HANDLE, handle)
-        for word, value in zip((Word.DEVICE, Word.INODE), identity(os.fstat(handle)), strict=True):
-            flags.publish(word, value)
-        return handle
-
-    handle = collective_try(flags, nbytes, created)
-    first = flags.first
-    path = f"/proc/{first[Word.PROCESS]}/fd/{first[Word.HANDLE]}"
-    file = first[Word.DEVICE], first[Word.INODE]
-    try:
-        return collective_try(flags, nbytes, lambda: open_that(path, file), undo=os.close)
-    finally:
-        if handle >= 0:
-            os.close(handle)
-
-
-def collective_try(flags: Flags, nbytes: int, act: Callable, undo: Callable = lambda result: None):
-    """act() on every rank (collective). What keeps any rank from it is raised on every rank, after undo(its result).
-
-    The ranks publish by flags, for which no rank waits without end, as it would in messages.
-    """
-    result, problem = None, None
-    try:
-        result = act()
-    except OSError as error:
-        problem = error
-    word = Word.FAILED + (flags.count & 1)  # not written again before another barrier
-    flags.publish(word, int(problem is not None))
-    flags.barrier(f"making {nbytes / 2**20:.1f} MiB of shared memory")
-    if any(flags.read_all(word)):
-        if problem is None:
-            undo(result)
-        for rank, error in enumerate(flags.comm.allgather(problem)):
-            if error:
-                need = f"{nbytes / 2**20:.1f} MiB for {flags.size} ranks"
-                raise OSError(error.errno, f"no shared memory ({need}): rank {rank}: {error.strerror}")
-    return result
-
-
-def refuse_more_than_there_is(nbytes):
-    """Memory that is mapped but not there ends in a kill without a word."""
-    if nbytes > (available := meminfo("MemAvailable", nbytes)):
-        raise OSError(errno.ENOMEM, f"only {available / 2**20:.0f} MiB are available")
-
-
-def meminfo(name, default):
-    """Return a line of /proc/meminfo, in bytes."""
-    with open("/proc/meminfo") as lines:
-        return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), default)

@@ -213,7 +213,7 @@ def refuse_overlap(send: Message, recv: Message):
     They may lie between each other, as columns of a matrix do, or blocks with gaps.
     """
     low, high = max(send.address, recv.address), min(send.address + send.nbytes, recv.address + recv.nbytes)
-    if low < high and (touched(send, low, high) & touched(recv, low, high)).any():
+    if low < high and (touched_bytes(send, low, high) & touched_bytes(recv, low, high)).any():
         raise ValueError("send and receive buffer overlap: pass MPI.IN_PLACE for the one, or a copy")
 
 
@@ -223,7 +223,7 @@ def same_type(send: Message, recv: Message):
         raise TypeError(f"the send buffer holds {name_of(send)}, the receive buffer {name_of(recv)}")
 
 
-def touched(message: Message, low: int, high: int) -> np.ndarray:
+def touched_bytes(message: Message, low: int, high: int) -> np.ndarray:
     """Return which bytes from one address to another belong to a message."""
     marks = np.zeros(message.nbytes, bool)
     for lo, hi in message.slices or [(0, message.length)]:
@@ -251,7 +251,7 @@ def as_bytes(message: Message, slices) -> Bytes:
     return Bytes(message.bytes(0, end), tuple((lo * itemsize, hi * itemsize) for lo, hi in slices))
 
 
-def whole(message: Message) -> MPI.buffer:
+def all_bytes(message: Message) -> MPI.buffer:
     """Return all of a message."""
     return message.bytes(0, message.count)
 

@@ -15,6 +15,7 @@ from collectives.choosing.selection import NODE_MEMORY, Call
 from collectives.executor.plan import NATIVE, allocate, array, copying
 from collectives.running.buffers import (
     Bytes,
+    all_bytes,
     as_bytes,
     incoming,
     is_in_place,
@@ -22,7 +23,6 @@ from collectives.running.buffers import (
     packed,
     refuse_overlap,
     slices_of,
-    whole,
 )
 
 
@@ -38,7 +38,7 @@ def barrier(planner, requested):
 def broadcast(planner, buf, root, requested):
     planner.check_root(root)
     message = outgoing(buf) if planner.rank == root else incoming(buf)
-    x = whole(message)
+    x = all_bytes(message)
     call = Call("broadcast", x.nbytes)
     name = planner.selection.choose(requested, call)
     if name == "native":
@@ -70,7 +70,7 @@ def rooted(planner, operation, all_blocks, own_block, root, requested, vector):
     keep, own, all_ = [], None, None
     if not (planner.rank == root and is_in_place(own_block)):
         mine = writes_(own_block)
-        own = whole(mine)
+        own = all_bytes(mine)
         keep.append(mine.datatype)
     if planner.rank == root:
         message = reads(all_blocks, planner.size, vector)
@@ -127,7 +127,7 @@ def allgather(planner, sendbuf, recvbuf, requested, vector=False):
     keep = (recv.datatype,) if x is received else (recv.datatype, x.memory)
     if not is_in_place(sendbuf):
         send = outgoing(sendbuf)
-        own = whole(send)
+        own = all_bytes(send)
         check_lengths(planner, "allgather", x.block(planner.rank).nbytes, own.nbytes)
         before = [copying(x.block(planner.rank), own)]
         keep = (*keep, send.datatype)
@@ -135,8 +135,8 @@ def allgather(planner, sendbuf, recvbuf, requested, vector=False):
         lengths, private = [hi - lo for lo, hi in x.blocks], None
         if planner.selection.library_for_private(name, requested, call):  # all blocks have one length
             private = partial(planner.comm.Allgather, MPI.IN_PLACE, [x.memory, lengths[0], MPI.BYTE])
-        around = {"before": before, "after": after, "keep": keep}
-        return planner.window.allgather(None, array(x.memory), lengths, private, **around)
+        plan_options = {"before": before, "after": after, "keep": keep}
+        return planner.window.allgather(None, array(x.memory), lengths, private, **plan_options)
     return planner.plan(planner.program("allgather", name, x.blocks), {"x": x.memory}, before, after, keep)
 
 

@@ -15,7 +15,7 @@ from collectives.algorithms.registry import SEGMENT_BYTES
 from collectives.choosing.selection import NODE_MEMORY, Call
 from collectives.executor.plan import NATIVE, allocate, copying
 from collectives.failures.watchdog import describe
-from collectives.node_memory.plans import one_of
+from collectives.node_memory.plans import bind_either
 from collectives.node_memory.reduction import UFUNCS, libraries_differ
 from collectives.running.buffers import (
     incoming,
@@ -41,13 +41,19 @@ def operands(sendbuf, recvbuf):
     return send, recv
 
 
-def choice(planner, operation, requested, message, count, op):
-    """The algorithm for a reduction of so many elements; native where only the library can do it."""
+def call_of(operation, message, count, op) -> Call:
+    """Return what of a reduction of so many elements decides its algorithm.
+
+    Raises
+    ------
+    TypeError
+        Elements for which `op` is not defined.
+    """
     if message.float16 and op.handle not in UFUNCS:
         raise TypeError("float16 has SUM, PROD, MAX and MIN; for another operation convert to float32")
     if not message.float16:
         refuse_undefined(op, message.datatype)
-    call = Call(
+    return Call(
         operation,
         count * message.itemsize,
         ordered=ordered(op),
@@ -55,7 +61,6 @@ def choice(planner, operation, requested, message, count, op):
         float16=message.float16,
         numpy=libraries_differ(op, message.elements.dtype),
     )
-    return planner.selection.choose(requested, call)
 
 
 def refuse_undefined(op, datatype):
@@ -77,16 +82,18 @@ def refuse_undefined(op, datatype):
 def reduce_on_every_rank(operation, planner, sendbuf, recvbuf, op, requested):
     """Every rank gets a result of the same length, made in its receive buffer."""
     send, recv = operands(sendbuf, recvbuf)
-    name = choice(planner, operation, requested, recv, recv.count, op)
+    call = call_of(operation, recv, recv.count, op)
+    name = planner.selection.choose(requested, call)
     if name == "native":
         return NATIVE
     if name in NODE_MEMORY:
         s, x = send and send.array(), recv.array()
-        return (
-            planner.window.allreduce(s, x, op)
-            if planner.selection.place == "node"
-            else two_level(planner, s, x, op, recv)
-        )
+        if planner.selection.place != "node":
+            return two_level(planner, s, x, op, recv)
+        private = None
+        if planner.selection.library_for_private(name, requested, call):
+            private = partial(planner.comm.Allreduce, MPI.IN_PLACE if send is None else s, x, op)
+        return planner.window.allreduce(s, x, op, private)
     x, before, keep = recv.bytes(0, recv.count), [], ()
     if operation == "exscan" and planner.rank == 0 and send:
         x = allocate(x.nbytes)  # rank 0 has no result: its receive buffer stays as it is
@@ -108,7 +115,7 @@ def reduce(planner, sendbuf, recvbuf, op, root, requested):
         send, message = operands(sendbuf, recvbuf)
     else:
         send = message = outgoing(sendbuf)
-    name = choice(planner, "reduce", requested, message, message.count, op)
+    name = planner.selection.choose(requested, call_of("reduce", message, message.count, op))
     if name == "native":
         return NATIVE
     if name in NODE_MEMORY:
@@ -149,7 +156,7 @@ def reduce_scatter(planner, sendbuf, recvbuf, counts, op, requested):
         )
     if source is not recv:
         refuse_overlap(source, recv)
-    name = choice(planner, "reduce_scatter", requested, recv, total, op)
+    name = planner.selection.choose(requested, call_of("reduce_scatter", recv, total, op))
     if name == "native":
         return NATIVE
     if name in NODE_MEMORY:
@@ -176,8 +183,8 @@ def two_level(planner, send, x, op, message):
     arrays = {"x": x} if send is None else {"x": x, "s": send}
     options = {"nodes": planner.nodes, "send": "x" if send is None else "s"}
     options["segment"] = max(1, SEGMENT_BYTES // x.itemsize)
-    around = planner.reducing(message, op) | {"comm": planner.comm, "synchronous": planner.synchronous}
-    around |= {
+    plan_options = planner.reducing(message, op) | {"comm": planner.comm, "synchronous": planner.synchronous}
+    plan_options |= {
         "wait_long": planner.wait_long,
         "ranks": planner.here,
         "size": planner.size,
@@ -185,7 +192,7 @@ def two_level(planner, send, x, op, message):
     }
     what = f"allreduce({describe(op)}, {x.size} {x.dtype} over nodes)"
     both = shared.two_level, shared.two_level_arrays
-    return one_of(planner.window, what, both, arrays, x.size, arrays, op, around=around, **options)
+    return bind_either(planner.window, what, both, arrays, x.size, arrays, op, plan_options=plan_options, **options)
 
 
 def ordered(op) -> bool:
