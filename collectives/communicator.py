@@ -597,7 +597,7 @@ class Communicator(MPI.Intracomm):
         return self._collective(plan_moves.barrier, algorithm, ())
 
     def Bcast(self, buf, root: int = 0, algorithm: Algorithm = None):
-        """buf of every rank = buf of the root; as many elements on every rank."""
+        """buf of every rank = buf of the root; n elements on every rank."""
         return self._collective(plan_moves.broadcast, algorithm, (root,), buf)
 
     def Scatter(self, sendbuf, recvbuf, root: int = 0, algorithm: Algorithm = None):

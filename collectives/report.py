@@ -25,7 +25,7 @@ from collectives.pricing.price import read
 
 
 class Case(NamedTuple):
-    """One run: so many ranks and elements, and what was counted."""
+    """One run: its numbers of ranks and elements, and what was counted."""
 
     size: int
     count: int

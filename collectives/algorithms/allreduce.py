@@ -141,8 +141,8 @@ def double_tree(rank, size, count, segment=SEGMENT):
     For many segments that is 4 k alpha + 2 n beta + n gamma. It is within a quarter of what the simulation finds, as
     the waves of the two trees delay each other at their ports.
 
-    Segments climb a tree and are added, and go down again from its root while others still climb; who is inside one
-    tree is a leaf of the other, so that both directions of every link are busy. The rounds count common time t: segment
+    Segments climb a tree and are added, and go down again from its root while others climb; a rank inside one tree
+    is a leaf of the other, so that both directions of every link are busy. The rounds count common time t: segment
     s goes up to a node of height h at t = s + h, and down to a node of depth d at t = s + d + the height of the root.
     Both ends of a message are in the same round, which is why nothing can wait in a circle. Source: Sanders, Speck and
     Traff 2009.

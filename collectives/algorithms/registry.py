@@ -98,7 +98,7 @@ class Algorithm(NamedTuple):
 
 RESERVED = "auto", "schedule", "messages", "native"  # what a call may ask for beside the names of algorithms
 # operation -> what each of its schedules is given beside rank, size and count or blocks (a barrier has none)
-OPERATIONS: dict[str, tuple[str, ...]] = {
+PARAMETERS: dict[str, tuple[str, ...]] = {
     "allgather": (),
     "allreduce": (),
     "alltoall": ("into",),
@@ -111,7 +111,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "scan": (),
     "scatter": ("root",),
 }
-ALGORITHMS: dict[str, dict[str, Algorithm]] = {operation: {} for operation in OPERATIONS}
+ALGORITHMS: dict[str, dict[str, Algorithm]] = {operation: {} for operation in PARAMETERS}
 
 
 def algorithm(
@@ -131,8 +131,8 @@ def algorithm(
     TypeError
         Needs that are none; a function without a parameter that every call gives it, or that its needs name.
     """
-    if operation not in OPERATIONS:
-        raise ValueError(f"no operation {operation!r}: expected one of {', '.join(OPERATIONS)}")
+    if operation not in PARAMETERS:
+        raise ValueError(f"no operation {operation!r}: expected one of {', '.join(PARAMETERS)}")
     needs = frozenset((needs,) if isinstance(needs, str | Need) else needs)
     if wrong := [need for need in needs if not isinstance(need, Need)]:
         raise TypeError(f"needs: expected values of Need, such as {{Need.COMMUTATIVE}}, not {wrong[0]!r}")
@@ -144,7 +144,7 @@ def algorithm(
         entries, parameters = ALGORITHMS[operation], signature(rounds).parameters
         if name in entries:
             raise ValueError(f"{operation} already has an algorithm {name!r}; choose another name")
-        needed = *OPERATIONS[operation], *(word for need, word in ((NODES, "nodes"), (DIMS, "dims")) if need in needs)
+        needed = *PARAMETERS[operation], *(word for need, word in ((NODES, "nodes"), (DIMS, "dims")) if need in needs)
         if missing := [word for word in needed if word not in parameters]:
             raise TypeError(
                 f"{operation}, {name}: expected a parameter {missing[0]!r}, which its calls give it, beside "

@@ -10,8 +10,8 @@ Three variants, by what is at hand; a Barrier is one flag written and p - 1 read
 
 A **slot** is scratch that all ranks of the node see. Every rank has two, "even" and "odd" (double buffering). Each
 use is an **epoch**; epochs alternate between the two, within a call and from call to call. No barrier is needed to
-free a slot: who writes it in epoch t + 2 has passed the barrier of epoch t + 1, and every rank arrived there after it
-had read what it wanted in epoch t.
+free a slot: the rank that writes it in epoch t + 2 has passed the barrier of epoch t + 1, and every rank arrived there
+after it had read what it wanted in epoch t.
 
 Every element is summed by one rank, in rank order: the results of all ranks are equal to the last bit.
 
@@ -63,7 +63,7 @@ def slots_of(epoch: int) -> str:
 
 
 def slices(count: int, size: int, line: int) -> list[tuple[int, int]]:
-    """(lo, hi) of each rank's slice of so many elements: whole cache lines, but for the end."""
+    """(lo, hi) of each rank's slice of `count` elements: whole cache lines, but for the end."""
     lines = -(-count // line)
     return [tuple(min(end * line, count) for end in chunk(lines, size, rank)) for rank in range(size)]
 
@@ -92,7 +92,7 @@ def total(buf: str, n: int, operands: list[tuple[int | None, str, int]]) -> list
     needs={SHARED_MEMORY},
 )
 def small(rank, size, count, root=None, send="x", epoch=0):
-    """Each rank puts its x into its slot; whoever wants the result sums all: a barrier, 3 n copied, (p-1) n gamma."""
+    """Each rank puts its x into its slot; each that wants the result sums all: a barrier, 3 n copied, (p-1) n gamma."""
     slot = slots_of(epoch)
     work = []
     if root is None or rank == root:

@@ -19,17 +19,17 @@ class WrongResult(ScheduleError):
 
 
 def held(rank, lo, hi):
-    """Elements lo ... hi - 1 as a rank has them at first."""
+    """Return elements lo ... hi - 1 as a rank has them at first."""
     return [((rank, i),) for i in range(lo, hi)]
 
 
 def summed(ranks, count):
-    """So many elements, each the sum over these ranks."""
+    """Return `count` elements, each the sum over these ranks."""
     return [tuple((r, i) for r in ranks) for i in range(count)]
 
 
 def total(count, size):
-    """Elements up to the end of the last block."""
+    """Return the number of elements up to the end of the last block."""
     return max(blocks(count, size)(r)[1] for r in range(size))
 
 

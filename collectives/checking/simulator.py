@@ -570,7 +570,7 @@ def refuse_unreceived(wires):
 
 
 class Blank:
-    """So many elements without values: a run on these finds what does not depend on values, in a time that does not."""
+    """`count` elements without values: a run on them finds all that does not depend on values, in short time."""
 
     def __init__(self, count: int):
         self.count = count

@@ -52,7 +52,7 @@ def derive(
 
 
 def seconds(operation, entry, ranks: int, nbytes: int, network: Network) -> float:
-    """What an algorithm takes on so many ranks."""
+    """Return the seconds of an algorithm on a number of ranks."""
     options = {}
     if NODES in entry.needs:
         options["nodes"] = [rank // network.ranks_per_node for rank in range(ranks)]

@@ -118,7 +118,7 @@ LIBRARIES: dict[str, dict[str, Rows]] = {
     },
 }
 
-# The library counts elements in 32 bits. So many bytes are at most so many elements, whatever their datatype is.
+# The library counts elements in 32 bits. A message of n bytes has at most n elements, whatever their datatype.
 COUNTED = (1 << 31) - 1
 
 AUTOMATIC = "auto", "schedule", "messages"  # what a table stands for
@@ -265,7 +265,7 @@ class Selection:
                 "all ranks on one node": not near,
                 "node memory: only messages are sent": requested == "messages" or not self.memory,
                 f"node memory: {self.refused}": bool(self.refused),
-                "as many elements on every rank": call.vector,
+                "the same number of elements on every rank": call.vector,
                 "SUM, PROD, MAX or MIN of NumPy's numbers": not call.shareable,
                 "arrays in memory that ranks share": name == "shared_arrays" and (call.private or not self.arrays),
             }

@@ -24,7 +24,7 @@ def new_figure(width, height):
 
 
 def add_axes(figure, width, height, bottom):
-    """Axes of so many inches."""
+    """Return axes of these sizes, in inches."""
     w, h = figure.get_size_inches()
     return figure.add_axes((LEFT / w, bottom / h, width / w, height / h))
 
@@ -50,12 +50,12 @@ def size_of(ax):
 
 
 def place_below(ax, x, inches):
-    """Where to put a legend: at x (a fraction), so many inches below the axes."""
+    """Where to put a legend: at x (a fraction), `inches` below the axes."""
     return dict(bbox_to_anchor=(x, -inches / size_of(ax)[1]), borderaxespad=0, borderpad=0)
 
 
 def points_off(coordinates="axes fraction"):
-    """For annotate: text so many points off a place that is given in `coordinates`."""
+    """For annotate: text in points off a place that is given in `coordinates`."""
     return dict(xycoords=coordinates, textcoords="offset points", annotation_clip=False)
 
 
@@ -72,7 +72,7 @@ def plain_key(key):
 
 
 def unit_of(seconds, network=None):
-    """(unit in seconds, symbol) in which so many seconds are a readable number; rounds are their own unit."""
+    """(unit in seconds, symbol) in which a number of seconds is readable; rounds are their own unit."""
     if network is ROUNDS:
         return 1.0, ""
     for unit, symbol in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):

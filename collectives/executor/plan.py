@@ -60,7 +60,7 @@ class Plan:
     owners : weak references to what this plan's shared memory belongs to
     """
 
-    used, busy = False, 0  # run since the cache last looked; in flight so many times
+    used, busy = False, 0  # run since the cache last looked; how many times it is in flight
     aborted = False  # whether a run was aborted
 
     def __init__(
@@ -170,7 +170,7 @@ class Plan:
             raise
 
     def abort(self, error, place=""):
-        """Abort a run: take back its receives, and tell whoever made the plan."""
+        """Abort a run: take back its receives, and call `on_abort`."""
         self.aborted = True
         try:
             self.take_back()

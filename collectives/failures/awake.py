@@ -2,7 +2,7 @@
 
 A job that is suspended and resumed (`scontrol suspend`, a virtual machine that is paused or moved) finds each of its
 waits far too long, and nobody is to blame: the others stood still with it. So of the time between two looks at this
-clock a second counts at most. Who waits looks more often than that.
+clock a second counts at most. A rank that waits looks more often than that.
 """
 
 import time

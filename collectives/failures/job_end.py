@@ -80,7 +80,7 @@ def abort_on_exit():
 
 
 def finalize_timeout(limit: float):
-    """Let MPI's end, in which a rank waits for all others, last so many seconds at most; then all ranks end.
+    """Let MPI's end, in which a rank waits for all others, last `limit` seconds at most; then all ranks end.
 
     A program that ends MPI itself is left alone. Otherwise MPI ends behind the interpreter, where no thread of Python
     and no handler can look after it: what is left is the system's alarm, SIGALRM, of which the launcher tells. A rank
@@ -196,7 +196,7 @@ class Times(ctypes.Structure):
 
 
 def kill_in(seconds: float):
-    """Have the system kill this process in so many seconds, if it has not ended by then.
+    """Have the system kill this process in `seconds`, if it has not ended by then.
 
     A process that is stopped runs no thread and no handler, an alarm waits until it goes on, and mpiexec waits for it
     for ever, once the other ranks have ended. SIGKILL alone reaches it, and a timer of the system's (POSIX,

@@ -1,8 +1,8 @@
 """The communicators that a program works on, so that all of them can be revoked when a rank has died.
 
-MPI's fault tolerance (ULFM, of MPI 5's proposals; Bland et al. 2013) tells of a death whoever waits for the dead rank.
-Who waits for a live one, which has been told and waits no more, is told only if the communicator is revoked. A
-`Communicator` works on duplicates of its own, so whoever makes one registers it here, until it is freed.
+MPI's fault tolerance (ULFM, of MPI 5's proposals; Bland et al. 2013) reports a death to ranks that wait for the dead
+one. A rank that waits for a live one, which has left its call for that report, gets one only if the communicator is
+revoked. A `Communicator` works on duplicates of its own: they are registered here from when they are made until freed.
 
 Nothing is registered before `begin`.
 """
@@ -45,7 +45,7 @@ def is_rank_death(error: BaseException) -> bool:
 
 
 def revoke_all() -> None:
-    """Whoever is in a call of any of them, or comes to one, is told; none is of use any more."""
+    """Revoke all: every rank in a call of one of them, or that comes to one, gets an error. None can be used again."""
     for comm in list((_made or {}).values()):
         comm.Revoke()
     if _made:

@@ -140,7 +140,7 @@ class Watchdog(threading.Thread):
         self.ended = threading.Event()
         self.clock = Awake()
         self.questioned = 0.0  # when another rank last asked: it reports, for all
-        self.seen, self.since = (0, 0), 0.0  # calls begun at the last look, and when so many were first seen
+        self.seen, self.since = (0, 0), 0.0  # calls begun at the last look, and when that count was first seen
         self.sending: list[MPI.Request] = []
 
     def run(self):
@@ -203,7 +203,7 @@ class Watchdog(threading.Thread):
         self.join()
 
     def answer(self):
-        """Tell whoever asked what this rank is in."""
+        """Answer the questions of other ranks: which call this rank is in."""
         status = MPI.Status()
         while self.comm.iprobe(MPI.ANY_SOURCE, QUESTION, status):
             number = self.comm.recv(source=status.Get_source(), tag=QUESTION)

@@ -48,7 +48,7 @@ class Word(IntEnum):
     """What each word of a rank's line is for; the next one too where a comment says so."""
 
     BARRIER = 0  # and 1, by turns
-    USER = 2  # and four more: for whoever has the window (`publish`, `wait_until`, `read_all`)
+    USER = 2  # and four more: for the window's owner (`publish`, `wait_until`, `read_all`)
     NUMBER = 7  # on the first rank's line: the next one to `claim`
     ABORTED = 8  # that the rank has ended a call early, and that the cause can be read
     PAIRS = 16  # and all behind: how many barriers it has had with each of the others, where not all take part
@@ -196,7 +196,7 @@ class Flags:
         return there
 
     def publish(self, word: int, value: int) -> None:
-        """Write a word of this rank: who reads it can read what was written before."""
+        """Write a word of this rank: a rank that reads it can read everything written before."""
         self.fence()
         self.mine[word] = value
 
@@ -223,7 +223,7 @@ class Flags:
             fcntl.lockf(self.file, fcntl.LOCK_UN)  # whether it was locked or not
 
     def abort(self, cause: str, death: bool = False) -> None:
-        """This rank has ended a call early: whoever waits for it, now or later, raises Aborted.
+        """End a call early: every rank that waits for this one, now or later, raises Aborted.
 
         `death`: because MPI has told it of one, which the others may not know yet.
         """

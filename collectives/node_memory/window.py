@@ -110,7 +110,7 @@ class SharedWindow:
         self.slots = [slots[rank][SHIFT : SHIFT + 2 * SLOT_BYTES].reshape(2, SLOT_BYTES) for rank in range(self.size)]
 
     def abort(self, what: str, error: BaseException, place: str = "") -> None:
-        """This rank has ended a call early: no later one can be trusted, here or on another rank."""
+        """Mark the window aborted: this rank has ended a call early, and no later one can be trusted, on any rank."""
         self.flags.abort(cause_of(error, f"rank {self.rank}", what), is_rank_death(error))
         self.on_abort(error, place)
 
@@ -168,13 +168,13 @@ class SharedWindow:
         unregister(self.comm).Free()
 
     def _map(self, nbytes: int) -> np.ndarray:
-        """New memory for every rank, one row each of at least so many bytes: a file that all map, of whole pages."""
+        """Return new memory for all ranks, a row of at least `nbytes` for each: a file that all map, of whole pages."""
         if nbytes * self.size > LARGEST:  # on all ranks alike, where the first one alone would make the file
             raise OSError(errno.ENOMEM, f"no shared memory ({nbytes / 2**20:.1f} MiB for {self.size} ranks)")
         if nbytes >= HUGE_PAGES * (page := huge_page_size()):
             try:
                 return self._map_pages(nbytes, page, HUGE)
-            except OSError:  # on all ranks alike: there are not so many huge pages
+            except OSError:  # on all ranks alike: there are not enough huge pages
                 pass
         return self._map_pages(nbytes, mmap.PAGESIZE)
 
@@ -183,7 +183,7 @@ class SharedWindow:
         stretch = -(-nbytes // page) * page
         total = stretch * self.size
 
-        def touched(handle):  # whoever writes first gets the page, from the memory next to its core
+        def touched(handle):  # the first rank to write a page gets it in the memory next to its core
             if kind:  # a page that cannot be had says so here, where the first touch would end in a kill
                 os.posix_fallocate(handle, self.rank * stretch, stretch)
             memory = np.frombuffer(map_file(handle, total), np.uint8).reshape(self.size, stretch)

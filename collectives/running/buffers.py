@@ -189,7 +189,7 @@ def name_of(message: Message) -> str:
 
 
 def in_words(spec, parts: int = 1) -> str:
-    """Return how many elements of what a buffer has, in each of so many parts."""
+    """Return how many elements, and of which type, each of a buffer's `parts` has."""
     message = outgoing(spec, parts)
     return f"{message.count} of {name_of(message)}"
 

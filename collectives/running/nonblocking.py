@@ -45,7 +45,7 @@ from collectives.failures.watchdog import describe
 from collectives.progress import INTERVAL, Calls, Doing, in_flight, outside, where
 
 PATIENCE = 5.0  # seconds that the other ranks get to do their part when the program ends
-NAMED = 8  # at most so many of a communicator's collectives are named then
+NAMED = 8  # collectives of a communicator that are named then, at most
 
 
 class Request:
@@ -301,7 +301,7 @@ class Queue:
             self.admit()
             while self.waiting and not (request and request.done):
                 if len(in_flight) == 1:
-                    self.inside = True  # whoever waits in shared memory moves what is in flight, and this is
+                    self.inside = True  # a wait in shared memory advances what is in flight, this one too
                     try:
                         self.waiting[0].advance(blocking=True)
                     finally:

@@ -42,7 +42,7 @@ def operands(sendbuf, recvbuf):
 
 
 def call_of(operation, message, count, op) -> Call:
-    """Return what of a reduction of so many elements decides its algorithm.
+    """Return what of a reduction of `count` elements decides its algorithm.
 
     Raises
     ------

@@ -93,7 +93,7 @@ class Planner:
             Another rank has ended a call early meanwhile.
         TimeoutError
             On one node, after `limit` seconds. Ranks on several only say then for whom they wait: what has become of
-            another node is for whoever started the job to find out.
+            another node is for the launcher to find out.
         """
         clock, rounds, test = Awake(), 0, request.Test
         while not test():
@@ -258,7 +258,7 @@ class Planner:
         }
 
     def seen_by_all(self, lengths: dict[str, int]) -> dict[str, dict[int, MPI.buffer]]:
-        """New memory that the ranks of a node share: name -> rank -> so many bytes (collective)."""
+        """Return new memory that the ranks of a node share, name -> rank -> memory of that length (collective)."""
         if self.made_window is None and not self.shares():
             raise OSError(f"an algorithm in shared memory, and there is none: {self.selection.refused}")
         peers = {name: self.window.peers(self.window.empty(n, np.uint8)) for name, n in sorted(lengths.items())}
