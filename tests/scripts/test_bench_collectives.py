@@ -166,11 +166,36 @@ def test_what_the_sums_take_is_no_algorithm_of_a_tuned_table(tmp_path, monkeypat
     side = lambda seconds: {"seconds": seconds, "calm": 8, "all": 9}
     times = {"ring": side(5e-6), "shared": side(3e-6), bench.FLOOR: side(1e-6)}
     result = {"operation": "allreduce", "nbytes": MIB, "ranks": 2, "place": "node", "library": "Some MPI 1.0"}
-    result |= {"default": "ring", "cache": ""}
+    result |= {"default": {"private arrays": "ring"}, "cache": ""}
     monkeypatch.setattr(bench, "measure", lambda cases, seconds: iter([result | {"times": times}]))
     (row,) = bench.rows(only="allreduce", tune=tmp_path / "table.json")
     assert row.case == "allreduce, 1 MiB: shared" and math.isclose(row.ours, 3)
     assert load(tmp_path / "table.json") == {"node": {"allreduce": [(math.inf, "shared")]}}
+
+
+def test_what_is_chosen_is_compared_with_the_best_that_its_arrays_can_run(monkeypatch, capsys):
+    import bench_collectives as bench
+
+    side = lambda seconds: {"seconds": seconds, "calm": 8, "all": 9}
+    times = {"ring": side(5e-6), "shared": side(5.2e-6), "native": side(6e-6), "shared_arrays": side(1e-6)}
+    result = {"operation": "allreduce", "nbytes": MIB, "ranks": 2, "library": "Some MPI 1.0"}
+    result |= {"default": {"private arrays": "shared", "shared arrays": "shared"}}
+    given = []
+    monkeypatch.setattr(
+        bench, "measure", lambda cases, seconds: given.extend(cases) or iter([result | {"times": dict(times)}])
+    )
+    private, shared = bench.rows(only="allreduce, 1 MiB", all_algorithms=True)
+    assert [(case["operation"], case["nbytes"]) for case in given] == [("allreduce", MIB)]
+    assert {"shared", "shared_arrays", "ring", "swing"} < given[0]["sides"].keys() and "two_level" not in given[0][
+        "sides"
+    ]
+    assert (private.case, private.peer_name) == ("allreduce, 1 MiB, private arrays: shared", "ring")
+    assert math.isclose(private.ratio, 1.04) and private.note.startswith("goal 1.05: met")
+    assert (shared.case, shared.ratio) == ("allreduce, 1 MiB, shared arrays: shared_arrays", 1)
+    result["default"]["private arrays"] = "native"
+    missed, _ = bench.rows(only="allreduce, 1 MiB", all_algorithms=True)
+    assert math.isclose(missed.ratio, 1.2) and "goal 1.05: MISSED" in missed.note
+    assert "within 5% of the best algorithm: 1 of 2 rows" in capsys.readouterr().out
 
 
 @pytest.mark.exhaustive
