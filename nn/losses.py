@@ -24,7 +24,7 @@ import numpy as np
 from nn.arguments import SIZE, Configured, Number, Optional
 from nn.core.context import LayerContext
 from nn.guesses import refuse_name
-from nn.layers.activations import row_maxima
+from nn.layers.activations import row_maxima, row_starts
 from nn.metrics import Accuracy, BinaryAccuracy, Metric
 from nn.registry import register
 
@@ -83,7 +83,7 @@ class QuadraticLoss(Loss):
         if target.ndim == z.ndim - 1 and target.dtype.kind in "iu":
             check_classes(target, z)
             gz[...] = z
-            gz.reshape(-1)[_places(target.reshape(-1), z.shape[-1])] -= 1
+            gz.reshape(-1)[_positions(target.reshape(-1), z.shape[-1])] -= 1
         else:
             _difference(z, target, gz)
         flat = gz.reshape(-1)
@@ -216,7 +216,7 @@ class NLLLoss(Loss):
         gz = ctx.empty(z.shape, z.dtype)
         gz[...] = 0
         labels, _, weights = self.weights(labels, z.dtype)
-        at = _places(labels, z.shape[-1])
+        at = _positions(labels, z.shape[-1])
         value = -float(weights @ z.reshape(-1)[at])
         gz.reshape(-1)[at] = weights * (-1 / total)
         return value / total, gz
@@ -303,7 +303,7 @@ class CrossEntropyLoss(NLLLoss):
         np.subtract(rows, row_maxima(rows), out=prob)
         if self.label_smoothing or self.class_weights is not None or self.ignore_index is not None:
             return self._general(prob, labels, total) / total, gz
-        flat, at = gz.reshape(-1), _places(labels, z.shape[-1])
+        flat, at = gz.reshape(-1), _positions(labels, z.shape[-1])
         value = -float(np.add.reduce(flat[at]))
         np.exp(prob, out=prob)
         norm = prob.dot(ctx.ones(z.shape[-1], z.dtype))
@@ -324,7 +324,7 @@ class CrossEntropyLoss(NLLLoss):
             spread *= self.class_weights
         labels, kept, own = self.weights(labels, prob.dtype)
         own = own * (1 - smoothing)  # (1-e) w[target]: what it has more at its target
-        flat, at = prob.reshape(-1), _places(labels, classes)
+        flat, at = prob.reshape(-1), _positions(labels, classes)
         value = -float(own @ flat[at]) - (float(kept @ (prob @ spread)) if smoothing else 0.0)
         np.exp(prob, out=prob)
         norm = np.add.reduce(prob, axis=1)
@@ -416,14 +416,14 @@ def check_array(target: np.ndarray) -> None:
 
 def refuse(target: np.ndarray, bad: np.ndarray, why: str) -> None:
     """Raise ValueError about the first bad entry."""
-    place = tuple(np.argwhere(bad)[0].tolist())
-    where = f"sample {place[0]}" + (f", position {place[1:]}" if len(place) > 1 else "")
-    raise ValueError(f"targets: {target[place]} of {where} {why}")
+    at = tuple(np.argwhere(bad)[0].tolist())
+    where = f"sample {at[0]}" + (f", position {at[1:]}" if len(at) > 1 else "")
+    raise ValueError(f"targets: {target[at]} of {where} {why}")
 
 
-def _places(labels: np.ndarray, classes: int) -> np.ndarray:
+def _positions(labels: np.ndarray, classes: int) -> np.ndarray:
     """Where z[row, labels[row]] is in z.reshape(-1): one index array is much cheaper than two."""
-    return np.arange(0, len(labels) * classes, classes) + labels.astype(np.intp, copy=False)
+    return row_starts(len(labels), classes) + labels.astype(np.intp, copy=False)
 
 
 def _difference(z: np.ndarray, target: np.ndarray, out: np.ndarray) -> np.ndarray:

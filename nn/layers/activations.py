@@ -9,6 +9,7 @@ Sources: LeCun et al. 1998 (tanh), Nair and Hinton 2010 (ReLU), Maas et al. 2013
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 
@@ -238,9 +239,17 @@ def softmax(x: np.ndarray, out: np.ndarray) -> np.ndarray:
 def row_maxima(x: np.ndarray) -> np.ndarray:
     """x.max(axis=-1, keepdims=True), NaN where a row has one, in half the time: argmax is vectorised along rows."""
     rows = x.reshape(-1, x.shape[-1])
-    places = rows.argmax(axis=1)
-    places += np.arange(0, rows.size, rows.shape[1])
-    return rows.reshape(-1).take(places).reshape(*x.shape[:-1], 1)
+    positions = rows.argmax(axis=1)
+    positions += row_starts(*rows.shape)
+    return rows.reshape(-1).take(positions).reshape(*x.shape[:-1], 1)
+
+
+@functools.lru_cache(maxsize=8)
+def row_starts(rows: int, width: int) -> np.ndarray:
+    """Where each row of a matrix begins in its flat array; not to be written."""
+    starts = np.arange(0, rows * width, width)
+    starts.flags.writeable = False
+    return starts
 
 
 def _gated(x, y, slope, gate) -> None:

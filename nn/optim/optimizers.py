@@ -130,7 +130,8 @@ class Optimizer(Configured):
             Sums a small float64 array over all slices of the layout, in place. Needed where this region is not all of
             it, by clipping, LARS and LAMB: a norm is that of a whole tensor.
         """
-        self.clip_gradients(g, region, sum_over_slices)
+        if self.clip is not None:
+            self.clip_gradients(g, region, sum_over_slices)
         self.apply(w, g, slots, step, region, sum_over_slices)
 
     def rate_of(self, name: str) -> float:

@@ -315,7 +315,8 @@ class Trainer(Closed):
         with self.lock:
             total = self.size_of_batch(x, y, total, accumulate)
             weighted = self.whole_loss.weighted or total_weight is not None
-            self.total_weight = self.weight_of_batch(x, y, total, total_weight) if weighted else None
+            if weighted or self.total_weight is not None:
+                self.total_weight = self.weight_of_batch(x, y, total, total_weight) if weighted else None
             return self.make_step(x, y, total, accumulate)
 
     def make_step(self, x: np.ndarray, y: np.ndarray, total: int, accumulate: int) -> float:
