@@ -14,6 +14,7 @@
 | activation, initializer, model | relu, he, resnet20 | nn.models.build, --activation, --init, --model |
 | loss, optimizer, clip, schedule | huber, adam, global, cosine | scripts/train.py |
 | metric | top_5_accuracy | nn.fit and nn.evaluate |
+| group | data | ctx.group |
 """
 
 from __future__ import annotations

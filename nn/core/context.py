@@ -20,6 +20,7 @@ import numpy as np
 from nn.core.checks import Checks
 from nn.core.gradients import Gradient, Product, is_small, write_gradient, zero
 from nn.core.memory_pool import MemoryPool
+from nn.registry import lookup, registered
 
 Shape = tuple[int, ...]
 
@@ -57,9 +58,7 @@ class Group:
 
 
 ALONE = Group()
-# What members of a group share: the samples of a batch, a layer's arrays, the rows of images, a network's branches, the
-# positions of sequences.
-AXES = ("data", "tensor", "space", "branch", "context")
+registered("group")["data"] = "the samples of a batch"  # what its members share; others register more
 
 
 @dataclass(slots=True)
@@ -121,7 +120,7 @@ class NetworkContext:
     input_gradient : bool
         Whether dLoss/dx of the whole network is needed: of a stage of a pipeline, for instance.
     groups : dict of Group
-        By what their members share: one of AXES. See LayerContext.group.
+        By what their members share: names of the registry's groups. See LayerContext.group.
     before_layer : callable (LayerContext) or None
         Called before a layer is run, forward or backward.
     after_forward : callable (path, layer, y) or None
@@ -265,9 +264,8 @@ class LayerContext:
         return numbers.reshape(shape)
 
     def group(self, name: str) -> Group:
-        """Return the processes that share what `name` says, one of AXES, with this one."""
-        if name not in AXES:
-            raise ValueError(f"layer {self.path}: a group shares {' or '.join(AXES)}, not {name!r}")
+        """Return the processes that share what `name` says, such as "data", with this one."""
+        lookup("group", name)  # a name that nobody has registered is refused
         return self.network_context.groups.get(name, ALONE)
 
     # ------------------------------------------------------------------------------------ for a container's author

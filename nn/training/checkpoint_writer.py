@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from typing import Any
 
 import numpy as np
@@ -11,32 +12,24 @@ import numpy as np
 from nn.training.checkpoints import Checkpoints
 
 
-class Writing:
-    """A function that is called, by a thread or at once; its result, or its error."""
+def start(work: Callable[[], Any], background: bool) -> Future:
+    """Call `work`, at once or on a thread; the future has its result or its error.
 
-    def __init__(self, work: Callable, background: bool):
-        self.result = self.error = self._thread = None
-        if background:
-            self._thread = threading.Thread(target=self._do, args=(work,), name="checkpoint", daemon=True)
-            self._thread.start()
-        else:
-            self._do(work)
+    No executor: at once is on this thread, and a thread that hangs in a file system must not keep the process alive.
+    """
+    future: Future = Future()
 
-    def _do(self, work: Callable) -> None:
+    def call() -> None:
         try:
-            self.result = work()
+            future.set_result(work())
         except BaseException as error:  # whatever it is: who waits for it hears of it
-            self.error = error
+            future.set_exception(error)
 
-    @property
-    def busy(self) -> bool:
-        """Whether it is not done yet."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def wait(self) -> None:
-        """Return when it is done."""
-        if self._thread is not None:
-            self._thread.join()
+    if background:
+        threading.Thread(target=call, name="checkpoint", daemon=True).start()
+    else:
+        call()
+    return future
 
 
 class CheckpointWriter:
@@ -52,7 +45,7 @@ class CheckpointWriter:
 
     def __init__(self, trainer: Any, checkpoints: Checkpoints, background: bool = False):
         self.trainer, self.checkpoints, self.background = trainer, checkpoints, background
-        self.writing: Writing | None = None
+        self.writing: Future | None = None
 
     def save(self, progress: dict, names: Sequence[str | None] = (None,)) -> None:
         """Begin to write a checkpoint under these names, after the one before; without `background`, finish it.
@@ -69,21 +62,20 @@ class CheckpointWriter:
             for name in names:
                 self.checkpoints.save(finite(copied or self.trainer.state_items()), progress, name)
 
-        self.writing = Writing(work, self.background)
+        self.writing = start(work, self.background)
         if not self.background:
             self.finish()
 
     def finish(self) -> None:
         """Return when all that was to be written is; raise what went wrong."""
-        self.wait()
         writing, self.writing = self.writing, None
-        if writing and writing.error:
-            raise writing.error
+        if writing:
+            writing.result()
 
     def wait(self) -> None:
         """Return when this process writes no more."""
         if self.writing:
-            self.writing.wait()
+            wait([self.writing])
 
     def poll(self, asked: bool | None, saved: bool) -> bool:
         """Raise what went wrong on the thread; return whether to save and end. Called after every step.
@@ -95,7 +87,7 @@ class CheckpointWriter:
         saved : bool
             Whether a checkpoint was begun after this step.
         """
-        if self.writing and not self.writing.busy:
+        if self.writing and self.writing.done():
             self.finish()
         return bool(asked)
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from nn.reading import read_text
-from nn.training.checkpoint_writer import CheckpointWriter, Writing, check_finite, finite
+from nn.training.checkpoint_writer import CheckpointWriter, check_finite, finite, start
 from nn.training.checkpoints import CheckpointError, Checkpoints, write_atomically
 from parallel.state.fragments import Fragment
 from parallel.state.sharded_checkpoints import ShardedCheckpoints
@@ -91,12 +91,12 @@ class RanksCheckpointWriter(CheckpointWriter):
     def _synchronize(self, asked: bool = False, seconds: float = 0.0) -> tuple[bool, float]:
         """Go on where all ranks are done with a stage; return (whether one was asked to end, the sum of seconds)."""
         mine = self.writing
-        busy = bool(mine) and mine.busy
-        failed = bool(mine) and not busy and mine.error is not None
+        busy = bool(mine) and not mine.done()
+        failed = bool(mine) and not busy and mine.exception() is not None
         sums = self.trainer.sum(np.array([asked, busy, failed, seconds], np.float64))
         if self.stage and not sums[1]:
             if sums[2]:
-                self._fail(mine.error if mine else None)
+                self._fail(mine.exception() if mine else None)
             self._next_stage()
         return bool(sums[0]), float(sums[3])
 
@@ -105,12 +105,12 @@ class RanksCheckpointWriter(CheckpointWriter):
         trainer, mine, stage = self.trainer, self.writing, self.stage
         self.stage = self.writing = None
         if stage == PARTS:
-            lines = _all_lines(trainer, " ".join(mine.result) if mine else "")
+            lines = _all_lines(trainer, " ".join(mine.result()) if mine else "")
             self.stage = LIST
             if trainer.writer:
                 parts = [tuple(line.split(" ")) for line in lines if line]
                 work = lambda steps=self.steps, names=self.names: self.checkpoints.list_parts(steps, parts, names)
-                self.writing = Writing(work, self.background)
+                self.writing = start(work, self.background)
 
     def _fail(self, error: BaseException | None) -> None:
         """Raise on all ranks: none waits for one that has given up."""
@@ -128,12 +128,12 @@ class RanksCheckpointWriter(CheckpointWriter):
             state = [(name, array.copy() if trainer.writer else array) for name, array in trainer.state_items()]
             if trainer.writer:
                 work = lambda names=self.names: [save(finite(state), progress, name) for name in names]
-                self.writing = Writing(work, True)
+                self.writing = start(work, True)
             return
         for name in self.names:
             entries = trainer.state_items()
-            if trainer.writer and not (self.writing and self.writing.error):
-                self.writing = Writing(lambda state=entries, name=name: save(finite(state), progress, name), False)
+            if trainer.writer and not (self.writing and self.writing.exception()):
+                self.writing = start(lambda state=entries, name=name: save(finite(state), progress, name), False)
             for _ in entries:  # take part to the end: sharded strategies gather here
                 pass
 
@@ -161,7 +161,7 @@ class RanksCheckpointWriter(CheckpointWriter):
             mine = finite_fragments(each for some in ([first], fragments) for each in some)
             return self.checkpoints.write_part(steps, int(number), place, mine, progress if trainer.writer else None)
 
-        self.writing = Writing(work, background)
+        self.writing = start(work, background)
         if not background:
             for _ in fragments:  # after an error: other ranks may wait for this one in a collective call
                 pass

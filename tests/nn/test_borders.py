@@ -344,3 +344,10 @@ def test_values_are_compared_with_outputs_of_their_shape():
 def test_names_and_shapes_that_people_guess_are_answered(call, message):
     with pytest.raises((TypeError, AttributeError, ValueError), match=message):
         call()
+
+
+def test_a_group_that_nobody_has_registered_is_refused():
+    ctx = nn.Network(nn.ReLU(), (3,)).context()
+    assert ctx.group("data").size == 1
+    with pytest.raises(ValueError, match="unknown group 'dat': did you mean 'data'"):
+        ctx.group("dat")
