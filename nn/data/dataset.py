@@ -259,9 +259,16 @@ class Data:
     def __post_init__(self):
         for split in ("test", "validation"):
             other = getattr(self, split)
-            if other is not None and self.train.in_shape != other.in_shape:
+            if other is None:
+                continue
+            if self.train.in_shape != other.in_shape:
                 raise DataError(
                     f"{self.name}: training samples have shape {self.train.in_shape}, {split} samples {other.in_shape}"
+                )
+            if self.train.y.shape[1:] != other.y.shape[1:]:  # told now, not when all is trained
+                raise DataError(
+                    f"{self.name}: training targets have shape {self.train.y.shape[1:]}, {split} targets "
+                    f"{other.y.shape[1:]}"
                 )
 
     @property

@@ -297,7 +297,11 @@ def check_directory(flag: str, directory: str) -> None:
 def check_started(options: Options, ranks: int) -> None:
     """Refuse another number of ranks than were started."""
     if options.ranks and options.ranks != ranks:
-        raise OptionError(f"--ranks {options.ranks}, but {ranks} ranks were started: leave --ranks to the launcher")
+        name = launcher.rank_variable()
+        raise OptionError(
+            f"--ranks {options.ranks}, but {name}={os.environ.get(name)} in the environment says that a launcher has "
+            f"started this process, as one of {ranks}: leave --ranks to it, or unset {name} if there is none"
+        )
 
 
 def settings(options: Options) -> dict:

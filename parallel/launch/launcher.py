@@ -86,8 +86,13 @@ def number(name: str) -> int | None:
 
 def rank_from_environment() -> int | None:
     """This process's rank as its launcher tells it, without touching MPI; None if nothing launched it."""
+    return number(name) if (name := rank_variable()) else None
+
+
+def rank_variable() -> str:
+    """The environment variable in which this process's launcher tells its rank; "" if nothing launched it."""
     srun = ("SLURM_PROCID",) if (number("SLURM_STEP_NUM_TASKS") or 1) > 1 else ()
-    return next((number(name) for name in processes.RANK + srun if name in os.environ), None)
+    return next((name for name in processes.RANK + srun if name in os.environ), "")
 
 
 def size_from_environment() -> int | None:

@@ -157,6 +157,10 @@ def test_wrong_npz_files_are_refused(tmp_path):
         ({"x_test": np.ones((2, 4))}, r"shape \(3,\), test samples \(4,\)"),
         ({"x_test": np.ones((0, 3)), "y_test": np.ones(0, int)}, "holds no samples"),
         ({"y_test": np.ones(2)}, "must be classes"),
+        (
+            {"y_train": np.ones((2, 2)), "y_test": np.ones((2, 3))},
+            r"training targets have shape \(2,\), test targets \(3,\)",
+        ),
         ({"x_train": np.ones((2, 3), np.uint8)}, r"x must be bytes.* given x_train uint8 and x_test float64"),
     ]:
         np.savez(path, **(good | change))

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from conftest import PATIENCE
 
-from parallel.command import main, rules, run_directory
+from parallel.command import main, run_directory
 from parallel.command.factory import prepare
 from parallel.command.options import FIELDS, TYPES, Options
 from parallel.command.parsing import parse
-from parallel.command.rules import check_directory
+from parallel.command.rules import check_directory, check_started
 from parallel.launch import launcher
 from parallel.settings import OptionError, flag
 
@@ -218,6 +218,15 @@ def test_no_rank_is_started_in_wrong_surroundings(name, value, words, tmp_path, 
     assert said.err.startswith(f"error: {words}") and said.err.count("\n") == 1 and not said.out
 
 
+def test_a_variable_that_another_launcher_has_left_is_named(monkeypatch):
+    for name in (*launcher.processes.RANK, "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PMI_RANK", "0")
+    with pytest.raises(OptionError, match=r"^--ranks 2, but PMI_RANK=0 in the environment .* or unset PMI_RANK if"):
+        check_started(Options(ranks=2), 1)
+    check_started(Options(ranks=2), 2)
+
+
 def test_a_directory_that_must_not_be_written_into_is_refused(tmp_path, monkeypatch):
     """As root there is none."""
 
@@ -226,7 +235,7 @@ def test_a_directory_that_must_not_be_written_into_is_refused(tmp_path, monkeypa
 
     check_directory("--out", str(tmp_path / "a" / "b"))
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(rules.tempfile, "TemporaryFile", denied)
+    monkeypatch.setattr("tempfile.TemporaryFile", denied)
     with pytest.raises(OptionError, match=rf"^--out {tmp_path}/a/b: nothing .* into {tmp_path} \(Permission denied\)$"):
         check_directory("--out", str(tmp_path / "a" / "b"))
 
