@@ -248,8 +248,9 @@ def star(hosts: int, bandwidth: float = BANDWIDTH, latency: float = LATENCY) -> 
     whole(hosts=hosts)
     refuse_huge(hosts, hosts)
     channels = [channel for i in range(hosts) for channel in cable(f"h{i}", "switch", bandwidth, latency)]
+    path = lambda source, dest: [f"h{source}", "switch", f"h{dest}"]
     options = {"hosts": hosts, "bandwidth": bandwidth, "latency": latency}
-    return Topology([f"h{i}" for i in range(hosts)], channels, kind="star", options=options)
+    return Topology([f"h{i}" for i in range(hosts)], channels, path, "star", options)
 
 
 def nodes(
@@ -274,9 +275,15 @@ def nodes(
     ]
     if nodes > 1:
         channels += [c for node in range(nodes) for c in cable(f"node{node}", "switch", bandwidth, latency)]
+
+    def path(source, dest):
+        there, back = source // ranks, dest // ranks
+        switches = [f"node{there}"] if there == back else [f"node{there}", "switch", f"node{back}"]
+        return [hosts[source], *switches, hosts[dest]]
+
     options = {"nodes": nodes, "ranks": ranks, "bandwidth": bandwidth, "latency": latency}
     options |= {"inside_bandwidth": inside_bandwidth, "inside_latency": inside_latency}
-    return Topology(hosts, channels, kind="nodes", options=options)
+    return Topology(hosts, channels, path, "nodes", options)
 
 
 def backbone(hosts: int, bandwidth: float = BANDWIDTH, latency: float = LATENCY, shared: float = BANDWIDTH) -> Topology:
@@ -287,8 +294,9 @@ def backbone(hosts: int, bandwidth: float = BANDWIDTH, latency: float = LATENCY,
     channels = [Channel(name, "into backbone", bandwidth, latency) for name in names]
     channels += [Channel("into backbone", "out of backbone", shared, 0.0)]
     channels += [Channel("out of backbone", name, bandwidth, latency) for name in names]
+    path = lambda source, dest: [names[source], "into backbone", "out of backbone", names[dest]]
     options = {"hosts": hosts, "bandwidth": bandwidth, "latency": latency, "shared": shared}
-    return Topology(names, channels, kind="backbone", options=options)
+    return Topology(names, channels, path, "backbone", options)
 
 
 def fat_tree(k: int, oversubscription: float = 1, bandwidth: float = BANDWIDTH, latency: float = LATENCY) -> Topology:

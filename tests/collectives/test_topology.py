@@ -146,3 +146,24 @@ def test_where_ranks_are_placed_decides_what_they_share():
     assert price(ring, 8, 1000, 4, dealt).bytes_between == price(ring, 8, 1000, 4, dealt).bytes
     two_level = ALGORITHMS["allreduce"]["two_level"]
     assert price(two_level, 8, 8000, 4, dealt).bytes_between == price(two_level, 8, 8000, 4, both).bytes_between
+
+
+@pytest.mark.parametrize("name", ["star:hosts=5", "nodes:nodes=3,ranks=4", "nodes:nodes=1,ranks=3", "backbone:hosts=5"])
+def test_the_one_way_there_is_needs_no_search(name):
+    """A breadth-first search for every destination is quadratic in the hosts."""
+    topology = named_topology(name)
+    searched = Topology(topology.hosts, topology.channels)
+    for source, dest in itertools.product(range(len(topology.hosts)), repeat=2):
+        assert topology.route(source, dest) == searched.route(source, dest)
+    assert searched._distances and not topology._distances
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("shape", "name"), [("star:hosts=65536", "ring"), ("torus:dims=256x256", "bucket")])
+def test_a_block_stands_for_65536_ranks(shape, name):
+    network, size, itemsize = find_network(f"{shape},bandwidth=1e9,latency=1e-6"), 1 << 16, 4
+    got = price(ALGORITHMS["allreduce"][name], size, size, itemsize, network)
+    rounds, blocks = (2 * (size - 1), 2 * (size - 1)) if name == "ring" else (4 * 255, 2 * (size - 1))
+    latency = network.topology.route(0, 1).latency
+    assert got.method == "one block for all"
+    assert got.seconds == pytest.approx(rounds * latency + blocks * itemsize / 1e9, rel=1e-9)
