@@ -136,6 +136,14 @@ def ring_attention():
     return draw(rounds, 4, 4, title="ring attention, backward: gradients follow keys and values home")
 
 
+def ring_or_ulysses():
+    """Where a ring is faster than Ulysses, predicted."""
+    sys.path.insert(0, str(ROOT / "scripts" / "experiments"))
+    import long_sequences
+
+    return long_sequences.picture()
+
+
 def redundant(which: str):
     """What a puzzle of survival keeps of every rank on the others, as its solution has it."""
     from collectives import draw
@@ -284,6 +292,7 @@ PICTURES: dict[str, Callable] = {
     "pull.svg": partial(served, "pull"),
     "fsdp.svg": one_layer_ahead,
     "ring_attention.svg": ring_attention,
+    "sequences.svg": ring_or_ulysses,
     "buddy.svg": partial(redundant, "buddy"),
     "parity.svg": partial(redundant, "parity"),
     "deadlock.svg": wrong,

@@ -391,16 +391,25 @@ class LayerContext:
         """Return a vector of n ones; not to be written."""
         return self.network_context.pool.ones(n, dtype)
 
-    def random_bits(self, samples: int, counts: int, name: str = "") -> Iterator[tuple[slice, np.ndarray]]:
+    def random_bits(
+        self, samples: int, counts: int, name: str = "", part: tuple[int, int] | None = None
+    ) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield (rows of the batch, their random numbers): (rows, 4 counts) uint64, from counted streams.
 
         Random numbers are **counted**, not drawn one after the other (Salmon et al. 2011, Philox): every sample of the
-        global batch has its own place in the stream of (seed, step, layer).
+        global batch has its own place in the stream of (seed, step, layer). So of a sample's counts only those from
+        part[0] to part[1] may be drawn, at their cost.
         """
+        lo, hi = part or (0, counts)
         batch, at = self.network_context.micro_batch, 0
         entropy = [self.network_context.seed, batch.step, *self.path.encode(), *([0, *name.encode()] if name else ())]
         key = np.random.SeedSequence(entropy).generate_state(2, np.uint64)
         for first, count in batch.pieces or [(batch.sample, samples)]:
-            stream = np.random.Philox(key=key, counter=first * counts)
-            yield slice(at, at + count), stream.random_raw(count * counts * 4).reshape(count, counts * 4)
+            stream = np.random.Philox(key=key, counter=first * counts + lo)
+            if hi - lo == counts:
+                yield slice(at, at + count), stream.random_raw(count * counts * 4).reshape(count, counts * 4)
+            else:
+                for row in range(at, at + count):
+                    yield slice(row, row + 1), stream.random_raw((hi - lo) * 4)[None]
+                    stream.advance(counts - (hi - lo))
             at += count

@@ -55,13 +55,30 @@ class Dropout(Layer):
         return gx, {}
 
 
-def keep_mask(kept: int, shape: tuple[int, ...], ctx) -> np.ndarray:
-    """A mask of `shape` (batch axis first), True with probability kept / 65536."""
-    size = math.prod(shape[1:])
+def keep_mask(kept: int, shape: tuple[int, ...], ctx, positions: np.ndarray | None = None) -> np.ndarray:
+    """Return a mask of `shape` (batch axis first), True with probability kept / 65536.
+
+    Parameters
+    ----------
+    positions : array of int, ascending, or None
+        Draw the mask of these along axis 1 only, (N, len(positions), ...): the others' numbers are skipped.
+    """
+    samples, size = shape[0], math.prod(shape[1:])
     counts = -(-size // COUNT)  # of the generator, a sample
-    mask = ctx.empty(shape, np.bool_)
-    flat = mask.reshape(shape[0], size)
-    for rows, bits in ctx.random_bits(shape[0], counts):
-        short = bits.astype("<u8", copy=False).view("<u2")
-        np.less(short[:, :size], kept, flat[rows])
+    width = math.prod(shape[2:])  # of a position
+    runs = [(0, size)] if positions is None else [(width * lo, width * hi) for lo, hi in _runs(positions)]
+    mask = ctx.empty(shape if positions is None else (samples, len(positions), *shape[2:]), np.bool_)
+    flat, at = mask.reshape(samples, -1), 0
+    for lo, hi in runs:
+        first = lo // COUNT
+        for rows, bits in ctx.random_bits(samples, counts, part=(first, -(-hi // COUNT))):
+            short = bits.astype("<u8", copy=False).view("<u2")
+            np.less(short[:, lo - COUNT * first : hi - COUNT * first], kept, flat[rows, at : at + hi - lo])
+        at += hi - lo
     return mask
+
+
+def _runs(positions: np.ndarray) -> list[tuple[int, int]]:
+    """Return (first, behind the last) of the stretches of positions that follow each other."""
+    breaks = np.flatnonzero(np.diff(positions) != 1) + 1
+    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(positions, breaks) if len(run)]

@@ -65,8 +65,8 @@ def ulysses(nbytes: float, group: Group, network: Network) -> Exposed:
         return Exposed(0.0, 0.0, 0.0)
     part = nbytes / 2 / c  # of the queries of one rank
     near = group.members(network)
-    link_near, link_far = message(network.inside, part / c), message(network.between, part / c, group.sharing(network))
-    one = (near - 1) * link_near + (c - near) * link_far
+    far = message(network.between, part / c, near * group.sharing(network))  # all of a node leave through its port
+    one = (near - 1) * message(network.inside, part / c) + (c - near) * far
     return Exposed(4 * one, 4 * one, 8 * part * (c - 1) / c)
 
 

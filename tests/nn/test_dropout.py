@@ -89,3 +89,15 @@ def test_bad_rates_are_refused():
     for rate in (-0.1, 1.0, float("nan")):
         with pytest.raises(ValueError, match="rate"):
             Dropout(rate)
+
+
+@pytest.mark.parametrize("positions", [[0, 1, 2], [3], [0, 1, 6, 7, 8], [], [1, 3, 5], list(range(9))])
+def test_some_positions_have_the_masks_of_all(positions):
+    """What others have is skipped, not drawn: zigzag parts, uneven widths, samples of later micro-batches."""
+    for shape in ((4, 9, 7), (3, 9), (2, 9, 3, 5), (5, 9, 16)):
+        for sample in (0, 3):
+            whole, mine = (
+                keep_mask(Dropout(0.4).kept, shape, a_run(sample=sample), at)
+                for at in (None, np.array(positions, np.int64))
+            )
+            np.testing.assert_array_equal(mine, whole[:, positions])

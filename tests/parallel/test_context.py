@@ -1,5 +1,6 @@
 """Sequences cut over ranks: they compute what one process computes; the ring's schedule; bytes; refusals."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,6 +15,8 @@ from parallel.strategies.context.cutting import cut
 from parallel.strategies.context.positions import ContextDegrees, member_positions, member_rows, positions
 from parallel.strategies.context.ring import ring_backward, ring_forward
 from parallel.strategies.context.strategy import context_degrees
+from parallel.strategies.tensor.moves import Cut
+from parallel.strategies.tensor.parts import SplitDropout
 
 SEED, SAMPLES, CLASSES = 5, 7, 11
 MODELS = {
@@ -285,3 +288,24 @@ def refused(layers, in_shape, ranks=2, attention="ring"):
 def test_what_cannot_be_cut_is_refused_with_what_would_do(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("cut", [None, Cut(1, 0), Cut(-1, 6), Cut(-1, 6, 2)])
+@pytest.mark.parametrize("degrees", [ContextDegrees(2, 1), ContextDegrees(2, 2), ContextDegrees(1, 3)])
+def test_each_rank_has_its_part_of_one_processs_mask(degrees, cut):
+    """Positions of the axis "context", and of these what the axis "tensor" cuts: positions, or features in blocks."""
+    from types import SimpleNamespace
+
+    layer, length = nn.Dropout(0.4), 11
+    whole = nn.Network(layer, (length, 6), np.float64).context(seed=SEED)
+    mask = layer.forward(None, np.ones((3, length, 6)), whole)[1].copy()
+    for rank in range(degrees.size):
+        mine = positions(length, rank, degrees)
+        axis = cut and replace(cut, size=len(mine)) if cut and cut.axis == 1 else cut
+        for part in range(2 if cut else 1):
+            split = SplitDropout(layer, axis, positions=mine, length=length)
+            ctx = nn.Network(split, (length, 6), np.float64).context(seed=SEED)
+            group = SimpleNamespace(rank=part, size=2)
+            ctx.network_context.groups["tensor"] = group
+            wanted = mask[:, mine] if axis is None else axis.take(mask[:, mine], group, ctx)
+            np.testing.assert_array_equal(split.forward(None, np.ones(wanted.shape), ctx)[1], wanted)

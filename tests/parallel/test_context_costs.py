@@ -41,13 +41,14 @@ def test_a_ring_waits_as_long_as_its_schedule_priced(ranks, positions, schedule)
     assert priced == pytest.approx(closed, rel=0.15, abs=3 * ranks * NETWORK.between.alpha + 0.1 * ranks * each)
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_ulysses_waits_as_long_as_its_alltoalls_priced(ranks):
+@pytest.mark.parametrize("ranks, on_a_node", [(2, 1), (4, 1), (8, 1), (8, 2), (8, 4), (8, 8)])
+def test_ulysses_waits_as_long_as_its_alltoalls_priced(ranks, on_a_node):
     from collectives import ALGORITHMS
 
+    network = NETWORK.with_ranks_per_node(on_a_node)
     elements = 64 * 4096 // ranks // ranks * ranks
-    each = price(ALGORITHMS["alltoall"]["pairwise"], ranks, elements, 4, NETWORK).seconds
-    found = ulysses(4 * 2 * elements * ranks, Group(ranks), NETWORK)
+    each = price(ALGORITHMS["alltoall"]["pairwise"], ranks, elements, 4, network).seconds
+    found = ulysses(4 * 2 * elements * ranks, Group(ranks), network)
     assert found.forward == found.backward == pytest.approx(4 * each, rel=0.15)
 
 

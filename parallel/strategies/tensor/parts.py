@@ -72,16 +72,18 @@ class SplitDropout(Wrapper):
     def forward(self, p, x, ctx):
         if not ctx.training or self.layer.kept == 65536:
             return x, None
-        whole = list(x.shape)
-        if self.cut:
-            whole[self.cut.axis] = self.cut.size
+        whole, mine, cut = list(x.shape), self.positions, self.cut
+        if cut:
+            whole[cut.axis] = cut.size
+            if cut.axis == 1 and cut.blocks == 1:  # a stretch of the positions that these ranks have together
+                group = ctx.group(self.axis)
+                mine = np.arange(*cut.bounds(group.rank, group.size)) if mine is None else _share(mine, cut, group)
+                cut = None
         if self.positions is not None:
             whole[1] = self.length
-        mask = keep_mask(self.layer.kept, tuple(whole), ctx)
-        if self.positions is not None:
-            mask = mask[:, self.positions]
-        if self.cut:
-            mask = self.cut.take(mask, ctx.group(self.axis), ctx)
+        mask = keep_mask(self.layer.kept, tuple(whole), ctx, mine)
+        if cut:
+            mask = cut.take(mask, ctx.group(self.axis), ctx)
         y = np.multiply(x, mask, ctx.reuse_input(x))
         y *= 65536 / self.layer.kept
         return y, mask
@@ -110,8 +112,7 @@ class OfPositions(Wrapper):
         """The positions of this rank."""
         if self.cut is None:
             return self.positions
-        group = ctx.group("tensor")
-        return self.positions[slice(*self.cut.bounds(group.rank, group.size))]
+        return _share(self.positions, self.cut, ctx.group("tensor"))
 
 
 class SplitPositions(OfPositions):
@@ -133,3 +134,8 @@ class SplitSinusoids(OfPositions):
 
     def backward(self, p, gy, saved, ctx):
         return gy, {}
+
+
+def _share(positions: np.ndarray, cut: Cut, group) -> np.ndarray:
+    """This rank's part of the positions."""
+    return positions[slice(*cut.bounds(group.rank, group.size))]
