@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
+from weakref import WeakMethod
 
 import numpy as np
 
@@ -28,13 +29,14 @@ from nn.training.fit import Callback
 from nn.training.prediction import as_samples
 from nn.training.trainer import Trainer, check_parts
 from parallel.exchange.base import Exchange
-from parallel.exchange.homes import homes_of
 from parallel.exchange.step_result import AgreementCode, StepResult, checksum, disagreement
 from parallel.mesh import Mesh, Ranks, ReplicaError, agree
 from parallel.passes.whole import Samples, Whole
 from parallel.run_trainer import RunTrainer
 from parallel.state.checkpoint_writer import RanksCheckpointWriter
 from parallel.state.fragments import Fragment
+from parallel.state.placed import PlacedArray
+from parallel.state.table import StateTable
 
 __all__ = ["CheckReplicas", "DistributedTrainer", "ReplicaError", "agree", "data_facts"]
 
@@ -93,8 +95,11 @@ class DistributedTrainer(RunTrainer):
         self.shard, self.p, self.g = self.pass_.shard, self.exchange.p, self.exchange.g
         context.before_layer = self.exchange.before_layer
         context.groups |= {name: Ranks(ranks) for name in GROUPS if (ranks := getattr(mesh, name))}
-        self.homes = homes_of(mesh, self.network, self.exchange)  # who has which part of the state
         self.pass_.join(self)
+        self.step_count = np.zeros((), int)  # `steps`, for the state
+        first = self.pass_.peers is None or self.pass_.peers.rank == 0
+        slots = self.optimizer.slots
+        self.table = StateTable(mesh, self.network, self.local_network, slots, WeakMethod(self.placed), first)
 
     def __reduce_ex__(self, protocol):
         raise TypeError(
@@ -109,7 +114,7 @@ class DistributedTrainer(RunTrainer):
     sends = property(lambda self: self.exchange.sends if self.mesh.line is self.mesh else "")  # activations travel, too
     notes = property(lambda self: self.exchange.notes)
     apart = property(lambda self: self.exchange.apart)
-    scattered = property(lambda self: self.mesh.size > 1 and self.homes.scattered)
+    scattered = property(lambda self: self.table.scattered)
     on_disk = property(lambda self: self.exchange.offload is not None)
 
     # ------------------------------------------------------------------------------------------------ a step
@@ -262,7 +267,7 @@ class DistributedTrainer(RunTrainer):
 
     def first_bad(self, computed):
         """Every rank looks at its own samples; all return one finding: an input comes before what is made of it."""
-        bad = {name for names in self.mesh.allgather(self.exchange.bad_parameters()) for name in names}
+        bad = {name for names in self.mesh.allgather(self.table.not_finite()) for name in names}
         for name in reversed(self.network.layout.specs):
             if name in bad:
                 return self.bad_parameter(name)
@@ -350,21 +355,27 @@ class DistributedTrainer(RunTrainer):
 
     # ------------------------------------------------------------------------------------------------ the state
 
+    def summary(self):
+        return f"{super().summary()}\n{self.table.describe()}"
+
+    def placed(self) -> Iterator[PlacedArray]:
+        """All arrays that this rank has: what `table` is about."""
+        self.step_count[...] = self.steps
+        yield PlacedArray("steps", "", self.step_count)
+        if self.loss_scale:
+            yield PlacedArray("loss_scale", "", self.loss_scale.array)
+        yield from self.exchange.placed()
+        if self.mesh.index is not None:
+            yield PlacedArray("state", "", self.buffers, self.local_network.buffer_layout)
+
     def state_items(self) -> Iterator[tuple[str, np.ndarray]]:
         self.show_synchronized()
-        yield "steps", np.array(self.steps)
-        if self.loss_scale:
-            yield "loss_scale", self.loss_scale.array
-        yield from self.homes.state_items(self.buffer_items())
+        yield from self.table.items()
 
     def fragments(self) -> Iterator[Fragment]:
         """What this rank writes of a checkpoint that all write together (collective): together, each element once."""
         self.show_synchronized()
-        if self.writer:
-            yield Fragment("steps", np.array(self.steps))
-            if self.loss_scale:
-                yield Fragment("loss_scale", self.loss_scale.array)
-        yield from self.homes.fragments(self.buffer_items())
+        yield from self.table.fragments()
 
     def named_parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         """As for Trainer.
@@ -397,35 +408,39 @@ class DistributedTrainer(RunTrainer):
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of all that training continues from; where it is gathered, all of it on rank 0, nothing elsewhere."""
-        mine = self.writer or not self.homes.scattered
+        mine = self.writer or not self.scattered
         return {name: array.copy() for name, array in self.state_items() if mine}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take over what `state` of any strategy returned; where it is scattered, only what rank 0 is given counts."""
-        self.exchange.before_load()
-        small = self.homes.load(state, ("steps", *dict(self.replicated_items())))
-        for name, array in self.replicated_items():
-            array[...] = small[name]
+        """Take over what `state_dict` of any strategy returned; rank 0's counts (collective)."""
+        exchange = self.exchange
+        exchange.before_load()
+        exchange.meet("what was there before a state is loaded")
+        anew = self.table.load(state)
+        exchange.meet("the state that is loaded")
+        self._loaded(anew)
+
+    def _loaded(self, anew=()) -> None:
+        """The arrays have the values of another state."""
+        self.steps = int(self.step_count)
+        self.exchange.loaded(self.steps, anew)
         self.exchange.forget()
-        self.steps = int(small["steps"])
 
     def snapshot(self) -> dict[str, np.ndarray]:
         self.show_synchronized()
-        small = {name: array.copy() for name, array in self.replicated_items()} | {"steps": np.array(self.steps)}
-        return self.exchange.snapshot() | small
+        return self.table.snapshot()
 
     def restore(self, snapshot) -> None:
         self.exchange.before_load()
-        self.exchange.restore(snapshot)
-        for name, array in self.replicated_items():
-            array[...] = snapshot[name]
-        self.exchange.forget()
-        self.steps = int(snapshot["steps"])
+        self.exchange.meet("what was there before a snapshot is restored")
+        self.table.restore(snapshot)
+        self.exchange.meet("the snapshot that is restored")
+        self._loaded()
 
     def digest(self):
         self.show_synchronized()
         sha = hashlib.sha256()
-        self.homes.digest(sha)
+        self.table.digest(sha)
         return self.mesh.bcast(sha.hexdigest())
 
     def check_replicas(self) -> None:
@@ -439,10 +454,11 @@ class DistributedTrainer(RunTrainer):
         self.show_synchronized()
         if self.mesh.data is None:  # a rank that computes no gradients
             return
-        mine = {name: _digest(array) for name, array in (*self.replicated_items(), *self.exchange.replicas())}
+        replicated = {each.name.removeprefix("param/"): each for each in self.table.replicated()}
+        mine = {name: _digest(each.array) for name, each in replicated.items()}
         found = self._differing(self.mesh.line.data, mine)
         if self.mesh.tensor:  # what is not cut is whole on every rank
-            whole = {name: digest for name, digest in mine.items() if not self.homes.is_cut(name)}
+            whole = {name: digest for name, digest in mine.items() if replicated[name].split is None}
             found = found or self._differing(self.mesh.tensor, whole)
         if self.pass_.peers:  # of a stage on several ranks
             found = found or self._differing(self.pass_.peers, mine)
@@ -472,11 +488,11 @@ class DistributedTrainer(RunTrainer):
         return one
 
     def memory(self):
-        found = self.exchange.bytes()
+        found = self.table.bytes()
         return found | {"in transit": found["in transit"] + self.pass_.in_transit()}
 
     def formula(self):
-        return self.exchange.formula()
+        return self.table.formula()
 
     def set_epoch_steps(self, steps):
         self.exchange.set_epoch_steps(steps)

@@ -10,23 +10,23 @@ An exchange owns the flat buffers and lends the layers views of them. What a ste
     sum         return when loss and statistics are summed, and the gradients unless `update` does that
     update      clip and apply, where nothing speaks against it
 
-Then the state: `state_items`, `load`, `snapshot`, `restore`; and what reports ask: `phases`, `bytes`, `describe`.
+It has no code for state: it says which arrays there are, and how they lie (`placed`; parallel/state/table.py does the
+rest). Reports ask for `phases` and `describe`.
 Everything here is done by all ranks together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 import numpy as np
 
 from nn.core.network import Network
 from nn.optim.optimizers import Optimizer
-from nn.training.state import check_state, state_kinds
 from parallel.exchange.step_result import StepMessage, StepResult, checksum
 from parallel.mesh import Mesh
 from parallel.passes.whole import Samples, Whole
-from parallel.state.fragments import Fragment
+from parallel.state.placed import PlacedArray, in_transit
 
 
 class Exchange:
@@ -41,12 +41,8 @@ class Exchange:
         Parameters and gradients as layers see them.
     message, summed : StepMessage
         What this rank sends beside its gradients, and the sums.
-    sharded : tuple of str
-        Of "parameters", "gradients", "moments": what a rank has only a part of.
     adds_up : bool
         Whether gradients of micro-batches add up where layers write them.
-    from_first : bool
-        Whether the state is gathered on rank 0, and scattered from there; else every rank has all of it.
     joins : bool
         Whether it brings together itself what ranks have in parts: it sees the whole mesh, and its state is whole.
     phases : tuple of (name, method, together)
@@ -66,9 +62,8 @@ class Exchange:
         have none.
     """
 
-    sharded: tuple[str, ...] = ()
     adds_up = True
-    from_first = joins = False
+    joins = False
     before_layer: Callable | None = None
     apart = bad = False
     offload, trees = None, ()
@@ -203,9 +198,6 @@ class Exchange:
     def meet(self, what: str) -> None:
         """Return when all ranks have come that read what this one writes."""
 
-    def spread(self) -> None:
-        """Parameters were changed where they are kept: bring them to where they are used."""
-
     def rescale(self, slot: str, factor: float) -> None:
         """Multiply a slot of the optimizer, wherever it is: when none reads it, and none reads on before it is done."""
         self.meet("what was there before a slot is rescaled")
@@ -213,86 +205,16 @@ class Exchange:
             self.slots[slot][self.share] *= factor
         self.meet("the slot that was rescaled")
 
-    def kinds(self) -> dict[str, tuple]:
-        """Name -> (shape, dtype) of all that the state must have."""
-        return state_kinds(self.undivided if self.joins else self.network, self.optimizer.slots)
+    def placed(self) -> Iterator[PlacedArray]:
+        """All arrays of this rank, as rows of the trainer's table: all that is asked of state is asked of these."""
+        yield PlacedArray("param", "parameters", self.parameters, self.layout)
+        yield PlacedArray("", "gradients", self.gradients, self.layout)
+        for name, slot in self.slots.items():
+            yield PlacedArray(f"optimizer/{name}", "moments", slot, self.layout)
+        yield from in_transit(*(tree.sums for tree in self.trees))
 
-    def own_kinds(self) -> dict[str, tuple]:
-        """Name -> (shape, dtype) of what an exchange that does not join keeps of its own, of the undivided network."""
-        return {}
-
-    def check(self, state: Mapping[str, np.ndarray]) -> str:
-        """What is wrong with a state, in words; '' if nothing."""
-        return check_state(self.kinds(), state)
-
-    def state_items(self) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, array) of parameters and moments, as they are in a checkpoint; only the writer's count."""
-        yield from self.named("param", self.parameters)
-        for slot, buffer in self.slots.items():
-            yield from self.named(f"optimizer/{slot}", buffer)
-
-    def fragments(self) -> Iterator[Fragment]:
-        """Return what this rank writes where each writes its own (collective): all of it, if it is the first."""
-        first = self.mesh.rank == 0
-        yield from (Fragment(name, array) for name, array in self.state_items() if first)
-
-    def sliced(self, prefix: str, buffer: np.ndarray, start: int) -> Iterator[Fragment]:
-        """Pieces of the arrays of which elements lie in a slice of a flat array, from `start` on."""
-        for name, part, spec in self.layout.region(start, start + len(buffer)).tensors:
-            first = start + part.start - self.layout.slices[name].start
-            yield Fragment(f"{prefix}/{name}", buffer[part], spec.shape, first)
-
-    def named(self, prefix: str, buffer: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """(prefix/name, its part of a buffer) of every array in the layout."""
-        yield from ((f"{prefix}/{name}", array) for name, array in self.layout.items(buffer))
-
-    def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take over a state that was checked."""
-        self.meet("what was there before a state is loaded")
-        for name, array in self.kept():
-            array[...] = state[name]
-        self.meet("the state that is loaded")
-        self.spread()
-
-    def kept(self) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, array) of all that this rank keeps from step to step."""
-        return self.state_items()
-
-    def snapshot(self) -> dict[str, np.ndarray]:
-        """A copy of what this rank keeps, for `restore`."""
-        return {name: array.copy() for name, array in self.kept()}
-
-    def restore(self, snapshot: Mapping[str, np.ndarray]) -> None:
-        """Go back to a snapshot."""
-        self.meet("what was there before a snapshot is restored")
-        for name, array in self.kept():
-            array[...] = snapshot[name]
-        self.meet("the snapshot that is restored")
-        self.spread()
-
-    def replicas(self) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, array) of all parameters of which every rank has a copy."""
-        yield from self.network.layout.items(self.parameters)
-
-    def bad_parameters(self) -> set[str]:
-        """Names of parameters of which this rank has values that are not finite."""
-        return {name for name, array in self.network.layout.items(self.parameters) if not np.isfinite(array).all()}
-
-    def digest(self, sha) -> None:
-        """Let a hash have all parameters, in the order of the layout."""
-        sha.update(self.parameters)
-
-    def bytes(self) -> dict[str, int]:
-        """Bytes that this rank has allocated, by what they are for."""
-        moments = sum(slot.nbytes for slot in self.slots.values())
-        kept = {"parameters": self.parameters.nbytes, "gradients": self.gradients.nbytes, "moments": moments}
-        return kept | {"in transit": sum(tree.sums.nbytes for tree in self.trees)}
-
-    def formula(self) -> dict[str, float]:
-        """What `bytes` should find, but for what is in transit."""
-        psi = self.layout.count * self.dtype.itemsize
-        whole = {"parameters": psi, "gradients": psi, "moments": psi * len(self.optimizer.slots)}
-        return {kind: size / self.mesh.count if kind in self.sharded else size for kind, size in whole.items()}
+    def loaded(self, steps: int, anew: Container[str] = ()) -> None:
+        """Arrays have another state's values; kinds of private state that are `anew` were not in it, and are zero."""
 
     def set_epoch_steps(self, steps: int) -> None:
         """How many steps an epoch has, for methods of compression that warm up."""

@@ -113,9 +113,10 @@ class Factors:
         return {layer.name: layer.keep for layer in chosen}
 
     @property
-    def nbytes(self) -> int:
-        """Of this rank's part of all factors."""
-        return sum(layer.x.nbytes + layer.gy.nbytes for layer in self.layers) // self.window.size
+    def arrays(self) -> list[np.ndarray]:
+        """This rank's part of all factors."""
+        parts = [(layer.x.T, layer.gy) for layer in self.layers]
+        return [array[: len(array) // self.window.size] for part in parts for array in part]
 
 
 def wide_layers(network: Network) -> Iterator[WideWeight]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mpi4py.MPI import IN_PLACE
 
 from parallel.exchange.base import Exchange
 from parallel.exchange.fixed_tree import TreeSum
 from parallel.passes.dealt import MASTER
+from parallel.state.placed import Shard
 
 
 class Master(Exchange):
     """Workers have the parameters of the last broadcast, and no moments: the state is the master's."""
 
-    from_first = True
     phases = (
         ("scatter", "pass_.take", True),
         ("broadcast", "exchange.broadcast", True),
@@ -75,21 +77,14 @@ class Master(Exchange):
         if refused:
             raise FloatingPointError(refused)
 
-    def check(self, state):
-        return self.mesh.bcast(super().check(state) if self.master else None)
-
-    def load(self, state):
-        if self.master:
-            super().load(state)
+    def look(self):
+        """The workers have the parameters of the last step's begin: bring those of now."""
         self.broadcast()
+        return False
 
-    def replicas(self):
-        """What the broadcast brings."""
-        self.broadcast()
-        return super().replicas()
-
-    def formula(self):
-        return super().formula() | ({} if self.master else {"moments": 0})
+    def placed(self):
+        for row in super().placed():
+            yield replace(row, placement=Shard(1)) if row.kind == "moments" else row
 
     def describe(self):
         return f"rank {MASTER} is the master: it reads, computes the loss and updates"

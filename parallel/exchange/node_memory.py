@@ -41,6 +41,7 @@ from parallel.exchange.gradient_factors import Factors, WideWeight, wide_layers
 from parallel.exchange.messages import Buckets
 from parallel.exchange.shadow import Shadow
 from parallel.exchange.step_result import StepMessage
+from parallel.state.placed import in_transit
 
 
 def why_not(nodes: list[int]) -> str:
@@ -428,12 +429,9 @@ class NodeMemory(Exchange):
         """Return when all ranks of the node have come: then they can read what each of them wrote."""
         self.window.flags.barrier(what)
 
-    def replicas(self):
-        """On one node there is one array of parameters: no copy can differ."""
-        return super().replicas() if self.between else iter(())
-
-    def bytes(self):
-        return super().bytes() | {"in transit": self.factors.nbytes + (self.shadow.nbytes if self.shadow else 0)}
+    def placed(self):
+        yield from super().placed()
+        yield from in_transit(*self.factors.arrays, *(self.shadow.copies.values() if self.shadow else ()))
 
     def describe(self):
         here = f"gradients summed in the memory that the {self.count} ranks of a node share, parameters there once"

@@ -27,7 +27,6 @@ Douillard et al. 2023 (DiLoCo); Zhang, Choromanska, LeCun 2015 (EASGD).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 from mpi4py.MPI import IN_PLACE, MAX
@@ -35,7 +34,7 @@ from mpi4py.MPI import IN_PLACE, MAX
 from nn.optim.optimizers import SGD
 from parallel.exchange.local_update import LocalUpdate
 from parallel.exchange.step_result import AgreementCode, SizeLog, StepResult, late_disagreement
-from parallel.state.private_state import OWN
+from parallel.state.placed import OWN, PlacedArray, Shard, in_transit
 
 
 class Replicas(LocalUpdate):
@@ -216,7 +215,7 @@ class Averaged(Replicas):
         if self.drift:
             yield self.last
 
-    def spread(self):
+    def loaded(self, steps, anew=()):
         if self.drift:
             self.last[:] = self.parameters
 
@@ -226,9 +225,9 @@ class Averaged(Replicas):
             found["drift"], self.farthest = round(self.farthest, 6), 0.0
         return found
 
-    def bytes(self):
-        found = super().bytes()
-        return found | {"in transit": self.last.nbytes if self.drift else 0}
+    def placed(self):
+        yield from super().placed()
+        yield from in_transit(*([self.last] if self.drift else []))
 
     def describe(self):
         when = f", or when one has drifted by {self.drift:g}" if self.drift else ""
@@ -265,33 +264,14 @@ class Outer(Replicas):
         yield self.last
         yield from self.outer_slots.values()
 
-    def spread(self):
+    def placed(self):
+        yield from super().placed()
+        for name, slot in self.outer_slots.items():
+            yield PlacedArray(f"{OWN}outer/{name}", "moments", slot, self.layout)
+        yield from in_transit(self.last)
+
+    def loaded(self, steps, anew=()):
         self.last[:] = self.parameters
-
-    def state_items(self):
-        yield from super().state_items()
-        for slot, buffer in self.outer_slots.items():
-            yield from self.named(f"{OWN}outer/{slot}", buffer)
-
-    def own_kinds(self):
-        whole = self.undivided.layout.specs.items()
-        slots = self.outer_slots
-        return {f"{OWN}outer/{slot}/{name}": (spec.shape, self.dtype) for slot in slots for name, spec in whole}
-
-    def load(self, state):
-        for buffer in self.outer_slots.values():  # the moments of an outer optimizer begin anew after others
-            buffer[:] = 0
-        super().load(dict(self.state_items()) | dict(state))
-
-    def bytes(self):
-        found = super().bytes()
-        more = sum(slot.nbytes for slot in self.outer_slots.values())
-        return found | {"moments": found["moments"] + more, "in transit": self.last.nbytes}
-
-    def formula(self):
-        found = super().formula()
-        psi = self.layout.count * self.dtype.itemsize
-        return found | {"moments": found["moments"] + psi * len(self.outer_slots)}
 
     def describe(self):
         return f"rounds of {self.every} inner steps, then {self.outer!r} on the mean difference"
@@ -347,40 +327,19 @@ class Elastic(Replicas):
         super().synchronize()
         self._swap()
 
-    def state_items(self) -> Iterator[tuple[str, np.ndarray]]:
-        yield from super().state_items()
-        rows = np.empty((self.mesh.count, len(self.other)), self.dtype)
-        self.mesh.data.Allgather(self.other, rows)
-        for index, row in enumerate(rows):
-            yield from self.named(self.prefix(index), row)
+    def placed(self):
+        yield from super().placed()
+        yield PlacedArray(f"{OWN}{self.kind}", "parameters", self.other, self.layout, Shard(1))
 
-    def prefix(self, index: int) -> str:
-        """How the names of a replica's arrays begin in the state; with another number of replicas otherwise."""
-        return f"{OWN}replica-{index}-of-{self.mesh.count}"
+    @property
+    def kind(self) -> str:
+        """What this replica is called in a state; with another number of replicas otherwise."""
+        return f"replica-{self.mesh.index}-of-{self.mesh.count}"
 
-    def own_kinds(self):
-        whole, replicas = self.undivided.layout.specs.items(), range(self.mesh.count)
-        return {f"{self.prefix(index)}/{name}": (spec.shape, self.dtype) for index in replicas for name, spec in whole}
-
-    def kept(self):
-        yield from super().state_items()
-        yield "other", self.other
-
-    def load(self, state):
+    def loaded(self, steps, anew=()):
         """Replicas of as many ranks go on where they were; else, and after another strategy, all from the centre."""
-        for name, array in super().state_items():
-            array[...] = state[name]
-        self.other[:] = self.parameters
-        for name, array in self.named(self.prefix(self.mesh.index), self.other):
-            array[...] = state.get(name, array)
-
-    def bytes(self):
-        found = super().bytes()
-        return found | {"parameters": found["parameters"] + self.other.nbytes}
-
-    def formula(self):
-        found = super().formula()
-        return found | {"parameters": 2 * found["parameters"]}
+        if self.kind in anew:
+            self.other[:] = self.parameters
 
     def describe(self):
         return f"replicas and a centre, which move {self.alpha:.3g} of the way every {self.every} steps"

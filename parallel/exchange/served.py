@@ -10,14 +10,11 @@ worker moves in a step the half that is pushed shrinks.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterator
 
 import numpy as np
 from mpi4py.MPI import IN_PLACE, MAX
 
-from nn.core.layout import Layout
 from parallel.exchange.base import Exchange
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.exchange import Memories, Pieces
@@ -25,7 +22,7 @@ from parallel.exchange.fixed_tree import TreeSum
 from parallel.exchange.push_pull import pull, push, roles, server_slices
 from parallel.exchange.step_result import StepMessage, StepResult, head_elements
 from parallel.passes.virtual_shards import refuse_norms
-from parallel.state.fragments import Fragment
+from parallel.state.placed import PlacedArray, Range, Shard, in_transit
 
 
 class Served(Exchange):
@@ -56,7 +53,6 @@ class Served(Exchange):
         Of a server, in the parameters.
     """
 
-    from_first = True
     phases = (
         ("compute", "compute_gradients", False),
         ("push", "exchange.push", True),
@@ -147,7 +143,7 @@ class Served(Exchange):
             flat = {name: self.layout.zeros(self.dtype) if sends else None for name in compressor.memories}
             for encoder, share in zip(self.pieces.encoders, self.shares if sends else (), strict=True):
                 encoder.memory = {name: memory[share] for name, memory in flat.items()}
-            self.memories = Memories(mesh, self.layout, flat, {}, self.dtype)
+            self.memories = Memories(mesh, self.layout, flat, {})
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -232,92 +228,20 @@ class Served(Exchange):
 
     # ------------------------------------------------------------------------------------------------ the state
 
-    def state_items(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Moments come from the servers to rank 0, one after the other; elsewhere an entry is empty."""
-        first, values = self.mesh.rank == 0, self.whole_parameters()
-        yield from self._named("param", values if first else None)
-        for slot in self.optimizer.slots:
-            yield from self._named(f"optimizer/{slot}", self._gathered(self.slots.get(slot)))
-        if self.memories:
-            yield from self.memories.state_items()
-
-    def whole_parameters(self) -> np.ndarray:
-        """Those of a worker, on its first rank (collective)."""
-        return self.parameters
-
-    def fragments(self):
-        """Each server writes its slice of parameters and moments."""
+    def placed(self):
+        layout, shard = self.layout, Shard(len(self.hosts))
         if self.serves:
-            for prefix, mine in self.kept_slices():
-                yield from self.sliced(prefix, mine, self.own.start)
-        if self.memories:
-            yield from (Fragment(name, array) for name, array in self.memories.state_items() if self.mesh.rank == 0)
-
-    def kept_slices(self) -> Iterator[tuple[str, np.ndarray]]:
-        """(prefix of its names in the state, a server's slice) of all that is cut among servers."""
-        yield "param", self.held[: self.n]
-        yield from ((f"optimizer/{name}", slot) for name, slot in self.slots.items())
-
-    def _named(self, prefix: str, buffer: np.ndarray | None) -> Iterator[tuple[str, np.ndarray]]:
-        nothing = np.empty(0, self.dtype)
-        yield from (
-            self.named(prefix, buffer)
-            if buffer is not None
-            else ((f"{prefix}/{name}", nothing) for name in self.layout.specs)
-        )
-
-    def _gathered(self, mine: np.ndarray | None) -> np.ndarray | None:
-        """The servers' slices of a moment, on rank 0; others have none."""
-        first, counts, places = self.mesh.rank == 0, [0] * self.mesh.size, [0] * self.mesh.size
-        whole = self.layout.zeros(self.dtype) if first else None
-        for host, share in zip(self.hosts, self.shares, strict=True):
-            counts[host], places[host] = share.stop - share.start, min(share.start, self.layout.size)
-        mine = np.empty(0, self.dtype) if mine is None else mine
-        self.mesh.communicator.Gatherv(mine, [whole, counts, places, None] if first else None, root=0)
-        return whole
-
-    def kinds(self):
-        return super().kinds() | (self.memories.kinds() if self.memories else {})
-
-    def check(self, state):
-        problem = super().check(self.memories.completed(state) if self.memories else state)
-        return self.mesh.bcast(problem if self.mesh.rank == 0 else None)
-
-    def load(self, state):
-        """Each rank takes its own of what the first one is given."""
-        whole = functools.partial(self._whole, state)
-        vector = np.concatenate([whole("param"), whole("state", self.network.buffer_layout)])
+            own = (Range(self.own.start, self.own.stop, 0),)
+            yield PlacedArray("param", "parameters", self.held, layout, shard, own)
+            yield PlacedArray("", "gradients", self.sums, layout, shard)
+            for name, slot in self.slots.items():
+                yield PlacedArray(f"optimizer/{name}", "moments", slot, layout, shard, own)
         if self.works:
-            self.replica[: -self.behind] = vector
-        if self.serves:
-            self.held[: -self.behind] = vector[slice(*self.slices[self.hosts.index(self.mesh.rank)])]
-        for slot in self.optimizer.slots:
-            values = whole(f"optimizer/{slot}")
-            if self.serves:
-                self.slots[slot][:] = values[self.own]
+            yield PlacedArray("param", "parameters", self.replica, layout, copy=True)
+            yield PlacedArray("", "gradients", self.pushed, layout)
         if self.memories:
-            self.memories.load_from_first(state)
-
-    def _whole(self, state, kind: str, layout: Layout | None = None) -> np.ndarray:
-        """What a state has of one kind on the first rank, as a flat array on all."""
-        layout = layout or self.layout
-        buffer = layout.zeros(self.dtype)
-        for name, array in layout.items(buffer) if self.mesh.rank == 0 else ():
-            array[...] = state[f"{kind}/{name}"]
-        self.mesh.communicator.Bcast(buffer, root=0)
-        return buffer
-
-    def kept(self):
-        yield from self.slots.items()
-        if self.works:
-            yield "replica", self.replica
-        if self.serves:
-            yield "held", self.held
-        if self.memories:
-            yield from self.memories.kept()
-
-    def bad_parameters(self):
-        return super().bad_parameters() if self.works else set()
+            yield from self.memories.placed()
+        yield from in_transit(*(tree.sums for tree in self.trees))
 
     def bytes_sent(self):
         if not self.pieces:
@@ -326,20 +250,6 @@ class Served(Exchange):
         pairs = sum(host != worker for worker in self.workers for host in self.hosts)
         whole = self.layout.size * self.dtype.itemsize
         return {"bytes_sent": sent, "bytes_dense": whole * pairs / (len(self.hosts) * len(self.workers))}
-
-    def bytes(self):
-        """Of vectors as they are: a server's slice and its sums have running statistics and the message in them."""
-        values = self.held.nbytes if self.serves else 0
-        vectors = self.replica.nbytes if self.works else 0
-        moments = sum(slot.nbytes for slot in self.slots.values()) + (self.memories.nbytes if self.memories else 0)
-        trees = sum(tree.sums.nbytes for tree in self.trees)
-        return {"parameters": vectors + values, "gradients": vectors + values, "moments": moments, "in transit": trees}
-
-    def formula(self):
-        psi = self.layout.count * self.dtype.itemsize
-        part = psi / len(self.hosts) if self.serves else 0
-        vectors = psi * self.works + part
-        return {"parameters": vectors, "gradients": vectors, "moments": part * len(self.optimizer.slots)}
 
     def describe(self):
         one, own = len(self.hosts) == 1, self.hosts[0] not in self.workers

@@ -50,8 +50,3 @@ class Shadow:
                 for name, array in found.items():
                     array[place] = self.copies[name][place]
         return found
-
-    @property
-    def nbytes(self) -> int:
-        """Of all copies."""
-        return sum(copy.nbytes for copy in self.copies.values())

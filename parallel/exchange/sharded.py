@@ -5,9 +5,6 @@ updates its blocks, and an allgather brings the units back together: after the u
 whenever a unit is about to be used. What is whole only for a moment lies in **unit buffers**, where units take turns;
 so the layers' views of it are made once. Norms are those of whole tensors and of the whole gradient, however cut.
 
-The state is gathered on rank 0 and scattered from there, a unit at a time: no rank ever has more than a unit whole.
-What is written and read is what every other strategy writes and reads.
-
 Sums in a fixed tree: each unit has a tree, of which a rank asks for its block; until a step's last virtual shard is
 done its sums are whole, for every unit. Compressed sums: every rank sends each other one a message with its block.
 
@@ -15,8 +12,6 @@ Sources: Rajbhandari et al. 2020 (ZeRO); Zhao et al. 2023 (FSDP).
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import numpy as np
 from mpi4py import MPI
@@ -29,6 +24,7 @@ from parallel.exchange.offload import shards
 from parallel.exchange.step_result import StepMessage, head_elements
 from parallel.exchange.units import ShardRegion, Unit, UnitBuffers, UnitLayout
 from parallel.passes.virtual_shards import refuse_norms
+from parallel.state.placed import REPLICATE, PlacedArray, Range, Shard, in_transit
 
 DRAWS = 1 << 16  # micro-batches of a step that may draw random numbers of their own
 
@@ -58,8 +54,6 @@ class Sharded(Exchange):
         The optimizer's moments for this rank's blocks.
     """
 
-    from_first = True
-
     def __init__(
         self, stage: int, unit_bytes: int, offload, together: bool, prefetch=None, compressor: Compressor | None = None
     ):
@@ -68,7 +62,6 @@ class Sharded(Exchange):
         self.stage, self.unit_bytes, self.offload, self.together = stage, unit_bytes, offload, together
         self.prefetch = (0 if together else 1) if prefetch is None else prefetch
         self.compressor = compressor
-        self.sharded = ("moments", "gradients", "parameters")[:stage]
         self.adds_up = stage == 1  # unit buffers never hold what was before
         together_in = ("reduce", "spread", "use") if stage == 3 else ("reduce", "spread")
         self.phases = (*Exchange.phases, *(("communicate", f"exchange.{name}", True) for name in together_in))
@@ -82,11 +75,10 @@ class Sharded(Exchange):
         for region in self.regions:
             region.elsewhere = self.layout.duplicates  # what is borrowed has its norm where it is used, too
         self.region = ShardRegion(self.cut, rank)
-        names = [*self.optimizer.slots, *reversed(self.sharded[1:])]
+        names = [*self.optimizer.slots, *("parameters", "gradients")[3 - self.stage :]]
         found = shards(names, self.cut.size, dtype, self.offload, self.mesh.communicator)
         self.slots = {name: found[name] for name in self.optimizer.slots}
         self.landing = np.zeros(max((unit.block for unit in self.cut.units), default=0), dtype)
-        self.room = None  # for a whole unit of the state, on rank 0
         self._allocate_parameters(found)
         self._allocate_gradients(found)
         self._allocate_sums()
@@ -330,73 +322,29 @@ class Sharded(Exchange):
 
     # ------------------------------------------------------------------------------------------------ the state
 
-    def _blocks(self) -> Iterator[tuple[str, Unit, np.ndarray]]:
-        """(prefix of its names in the state, unit, this rank's block) of all that is sharded in a checkpoint."""
+    def placed(self):
+        layout, count, rank = self.layout, self.mesh.count, self.mesh.rank
+        shard, mine, all_units = Shard(count), [], []
         for unit in self.cut.units:
-            yield "param", unit, self.own(unit)
+            start = min(unit.start + rank * unit.block, unit.stop)
+            mine.append(Range(start, min(start + unit.block, unit.stop), unit.at))
+            all_units.append(Range(unit.start, unit.stop, count * unit.at))
+        if self.stage == 3:
+            yield PlacedArray("param", "parameters", self.parameters, layout, shard, tuple(mine))
+        else:  # every rank has all, and answers for its own blocks
+            own = tuple(r._replace(at=count * r.at + rank * u.block) for r, u in zip(mine, self.cut.units, strict=True))
+            yield PlacedArray("param", "", self.parameters, layout, shard, own)
+            yield PlacedArray("param", "parameters", self.parameters, layout, ranges=tuple(all_units), copy=True)
+        yield PlacedArray("", "gradients", self.gradients, layout, shard if self.stage > 1 else REPLICATE)
         for name, slot in self.slots.items():
-            for unit in self.cut.units:
-                yield f"optimizer/{name}", unit, slot[unit.blocks]
+            yield PlacedArray(f"optimizer/{name}", "moments", slot, layout, shard, tuple(mine))
+        buffers = self.gradient_buffers.memory.values() if self.stage > 1 else ()
+        gathered = self.parameter_buffers.memory.values() if self.stage == 3 else ()
+        yield from in_transit(self.landing, *buffers, *gathered, *(tree.sums for tree in self.trees))
 
-    def kept(self):
-        yield from ((f"{prefix}/{unit.number}", block) for prefix, unit, block in self._blocks())
-
-    def _whole(self, unit: Unit) -> np.ndarray | None:
-        """Memory for all ranks' blocks of a unit, on rank 0; the next call uses it again."""
-        if self.mesh.rank:
-            return None
-        if self.room is None:
-            self.room = np.zeros(len(self.landing) * self.mesh.count, self.dtype)
-        return self.room[: unit.block * self.mesh.count]
-
-    def _collect(self, unit: Unit, block: np.ndarray) -> np.ndarray | None:
-        """All ranks' blocks of a unit, on rank 0."""
-        whole = self._whole(unit)
-        self.mesh.communicator.Gather(block, whole)
-        return whole
-
-    def state_items(self):
-        for prefix, unit, block in self._blocks():
-            whole = self._collect(unit, block)
-            if whole is None:
-                yield from ((f"{prefix}/{name}", block) for name in unit.names)
-            else:
-                for name, array in self.cut.arrays(whole, unit):
-                    yield f"{prefix}/{name}", array.reshape(self.layout.specs[name].shape)
-
-    def fragments(self):
-        for prefix, unit, block in self._blocks():
-            start = min(unit.start + self.mesh.rank * unit.block, unit.stop)
-            yield from self.sliced(prefix, block[: unit.stop - start], start)
-
-    def check(self, state):
-        return self.mesh.bcast(super().check(state) if self.mesh.rank == 0 else None)
-
-    def load(self, state):
-        for prefix, unit, block in self._blocks():
-            if (whole := self._whole(unit)) is not None:
-                whole[:] = 0
-                for name, array in self.cut.arrays(whole, unit):
-                    array[:] = state[f"{prefix}/{name}"].reshape(-1)
-            self.mesh.communicator.Scatter(whole, block)
-        self.spread()
-
-    def replicas(self):
-        for unit in self.cut.units if self.stage < 3 else ():
-            yield from self.cut.arrays(self.cut.whole(self.parameters, unit), unit)
-
-    def bad_parameters(self):
-        found = set()
-        for unit, region in zip(self.cut.units, self.regions, strict=True):
-            block = self.own(unit)
-            found |= {name for name, part, _ in region.tensors if not np.isfinite(block[part]).all()}
-        return found
-
-    def digest(self, sha):
-        for unit in self.cut.units:
-            whole = self._collect(unit, self.own(unit))
-            if whole is not None:
-                sha.update(whole[: unit.stop - unit.start])
+    def loaded(self, steps, anew=()):
+        if self.stage == 3:
+            self.parameter_buffers.forget()
 
     def bytes_sent(self):
         """Where gradients are sharded every micro-batch sends its own, as it does without compression."""
@@ -405,12 +353,6 @@ class Sharded(Exchange):
         sent, steps = sum(pieces.sent for pieces in self.pieces), max(1, self.updates)
         mean = self.mesh.communicator.allreduce(sent) / self.mesh.count / steps
         return {"bytes_sent": mean, "bytes_dense": self.dense / steps}
-
-    def bytes(self):
-        passing = self.landing.nbytes + (self.gradient_buffers.nbytes if self.stage > 1 else 0)
-        passing += self.parameter_buffers.nbytes if self.stage == 3 else 0
-        found = super().bytes()
-        return found | {"in transit": found["in transit"] + passing}
 
     def describe(self):
         sizes = [(unit.stop - unit.start) * self.dtype.itemsize / 2**20 for unit in self.cut.units] or [0]

@@ -26,6 +26,7 @@ from mpi4py import MPI
 
 from parallel.exchange.local_update import LocalUpdate
 from parallel.exchange.step_result import StepMessage, StepResult, disagreement
+from parallel.state.placed import in_transit
 
 
 class Stale(LocalUpdate):
@@ -156,8 +157,9 @@ class Stale(LocalUpdate):
         self.settled = True
         return False
 
-    def bytes(self):
-        return super().bytes() | {"in transit": sum(flight.vector.nbytes for flight in (*self.idle, *self.flying))}
+    def placed(self):
+        yield from super().placed()
+        yield from in_transit(*(flight.vector for flight in (*self.idle, *self.flying)))
 
     def describe(self):
         steps = "1 step" if self.delay == 1 else f"{self.delay} steps"

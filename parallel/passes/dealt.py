@@ -125,7 +125,6 @@ class Dealt(Whole):
 
     def _outputs(self, trainer, x, y):
         """Of every micro-batch: where its samples are, and on the master its outputs and targets."""
-        trainer.exchange.broadcast()
         for micro in self.divide(len(x), len(x), 1):
             samples, targets = self.take(x, y, micro)
             yield self.cuts, self.gather_outputs(trainer.forward(samples, False)[0]), targets

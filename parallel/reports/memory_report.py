@@ -76,6 +76,8 @@ class MemoryReport:
             lines.append(row("formula", [*formulas[0], sum(formulas[0])]))
         else:
             lines += [row(f"formula, {rank}", [*sizes, sum(sizes)]) for rank, sizes in enumerate(formulas)]
+        if self.traffic:
+            lines += ["arrays of rank 0:", trainer.table.describe()]
         lines.append("resident: growth of the process since before the trainer was made, activations included")
         if trainer.notes:
             lines.append(trainer.notes)

@@ -5,7 +5,8 @@
 | splits.py | arrays that are split: every rank of a tensor group holds a part of them |
 | stages.py | a network cut between layers |
 | fragments.py | fragments of arrays, as ranks hold and write them, and the whole arrays that they make |
-| private_state.py | what one strategy keeps for itself alone |
+| placed.py | a row of the table of a trainer's arrays: Replicate, Shard, Partial |
+| table.py | the table: gather, load, snapshot, digest, bytes, checkpoints, written once |
 | sharded_checkpoints.py | checkpoints of one file for each rank |
 | checkpoint_writer.py | who writes them: one rank, or all, at once or on threads |
 """

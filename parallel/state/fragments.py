@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from nn.core.layer import Spec
 from nn.data.arrays import NUMBERS, TEXT, Archive, ArrayError, nbytes
 from nn.training.state_files import PROGRESS, Kind, LazyState, read_object
-from parallel.state.splits import Split, check_part, join, part_shape, with_split
+from parallel.state.splits import Split, check_part, cut, join, part_shape, with_split
 
 FRAGMENTS = "fragments"  # the entry that says where fragments belong
 MAX_PARTS = 1 << 16  # of an array
@@ -51,11 +52,27 @@ class Fragment:
     part: tuple[int, int] = (0, 1)
     split: Split | None = None
 
+    @property
+    def full_shape(self) -> tuple[int, ...]:
+        """The shape of the whole array."""
+        return self.array.shape if self.shape is None else self.shape
+
+    @property
+    def whole(self) -> bool:
+        """Whether all elements of the array are here."""
+        return self.split is None and self.array.size == math.prod(self.full_shape)
+
+    def fill(self, whole: np.ndarray) -> None:
+        """Write these elements, as the whole array has them."""
+        if self.split is not None:
+            key, spec = self.name.rpartition("/")[2], with_split(Spec(self.shape, None), self.split)
+            whole = cut({key: spec}, {key: whole}, *self.part)[key]
+        self.array[...] = whole.reshape(-1)[self.start : self.start + self.array.size].reshape(self.array.shape)
+
     def place(self) -> dict:
         """Where the elements belong, for JSON."""
-        shape = self.array.shape if self.shape is None else self.shape
         split = [self.split.axis, self.split.blocks, self.split.units] if self.split else None
-        return {"shape": list(shape), "start": self.start, "part": list(self.part), "split": split}
+        return {"shape": list(self.full_shape), "start": self.start, "part": list(self.part), "split": split}
 
 
 def with_places(fragments: Iterable[Fragment]) -> Iterator[tuple[str, np.ndarray]]:
@@ -76,8 +93,12 @@ class WholeArrays(LazyState):
         self._places: dict[str, list[_Place]] = {}
         self._kinds: dict[str, tuple[Spec, np.dtype, int]] = {}  # name -> (whole array, dtype, number of parts)
 
-    def _add(self, name: str, place: dict, elements: int, dtype: np.dtype, holder: Mapping[str, np.ndarray]) -> None:
-        """A fragment of so many elements, which the holder has by this name; all of an array are of one kind."""
+    def add(self, fragment: Fragment, elements: int, fetch: Callable[[], np.ndarray]) -> None:
+        """A fragment of so many elements, which `fetch` returns."""
+        self._add(fragment.name, fragment.place(), elements, fragment.array.dtype, fetch)
+
+    def _add(self, name: str, place: dict, elements: int, dtype: np.dtype, fetch: Callable[[], np.ndarray]) -> None:
+        """As `add`, of a file or a rank that says its place so; all fragments of an array are of one kind."""
         spec, start, index, count = _read_place(name, place)
         try:
             nbytes(spec.shape, dtype)
@@ -86,7 +107,7 @@ class WholeArrays(LazyState):
         kind = spec, dtype, count
         if self._kinds.setdefault(name, kind) != kind:
             raise ValueError(f"{name}: another shape, dtype or number of parts than in another file")
-        self._places.setdefault(name, []).append(_Place(index, start, start + elements, holder))
+        self._places.setdefault(name, []).append(_Place(index, start, start + elements, fetch))
 
     def _check(self, name: str) -> None:
         """Refuse an array of which elements are missing, or are there twice."""
@@ -116,7 +137,7 @@ class WholeArrays(LazyState):
         spec, dtype, count = self._kinds[name]
         parts = [np.empty(self._size(name, index), dtype) for index in range(count)]
         for place in self._places[name]:
-            parts[place.index][place.start : place.stop] = place.file[name].reshape(-1)
+            parts[place.index][place.start : place.stop] = place.fetch().reshape(-1)
         if count == 1:
             return parts[0].reshape(spec.shape)
         key = name.rpartition("/")[2]
@@ -170,7 +191,7 @@ class JoinedFiles(WholeArrays):
             raise ValueError(f"{min(missing)}: not said where it belongs")
         for name, place in places.items():
             held, dtype = file.check(name)
-            self._add(name, place, math.prod(held), dtype, file)
+            self._add(name, place, math.prod(held), dtype, partial(file.__getitem__, name))
 
 
 class GatheredFragments(WholeArrays):
@@ -184,23 +205,20 @@ class GatheredFragments(WholeArrays):
 
     def __init__(self, parts: Iterable[Iterable[Fragment]]):
         super().__init__()
-        for part in parts:
-            held = {fragment.name: fragment for fragment in part}
-            arrays = {name: fragment.array for name, fragment in held.items()}
-            for name, fragment in held.items():
-                self._add(name, fragment.place(), fragment.array.size, fragment.array.dtype, arrays)
+        for each in (fragment for part in parts for fragment in part):
+            self.add(each, each.array.size, lambda array=each.array: array)
         for name in self._places:
             self._check(name)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Elements from `start` to before `stop` of part `index`, which a file has, or a rank."""
+    """Elements from `start` to before `stop` of part `index`, and what returns them: from a file, or a rank."""
 
     index: int
     start: int
     stop: int
-    file: Mapping[str, np.ndarray]
+    fetch: Callable[[], np.ndarray]
 
 
 def _read_place(name: str, place) -> tuple[Spec, int, int, int]:

@@ -119,11 +119,11 @@ def test_a_checkpoint_that_cannot_be_written_ends_all_ranks(comm, shared_tmp_pat
 def test_memory_of_all_is_not_written_while_a_rank_reads_it(comm, action):
     """Rank 0 is amid a checkpoint until each of the others has begun to wait for it, or has not and is done."""
     many = trainer(comm, "lars")
-    start = many.snapshot()
+    start, snapshot = many.state_dict(), many.snapshot()
     many.step(np.ones((2, 8, 8, 1)), np.zeros(2, int), 6)
-    kept = many.snapshot()
+    kept = many.state_dict()
     act = {
-        "restore": lambda: many.restore(start),
+        "restore": lambda: many.restore(snapshot),
         "load_state_dict": lambda: many.load_state_dict(start),
         "rescale": lambda: many.rescale("velocity", 3.0),
     }[action]

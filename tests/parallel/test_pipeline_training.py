@@ -380,16 +380,16 @@ def test_a_bad_step_is_told_on_every_rank_and_changes_nothing(comm):
     many.close()
 
     many = pipeline(ranks, mlp(), micro_batches=3)
-    for name, array in many.exchange.named("param", many.flat_parameters):
-        if name == "param/9.W":
+    for name, array in many.local_network.layout.items(many.flat_parameters):
+        if name == "9.W":
             array[0, 0] = np.inf
     with pytest.raises(NonFiniteLoss, match=r"is in parameter 9\.W"):
         many.step(x, y, total)
     many.close()
 
     many = pipeline(ranks, cnn(), micro_batches=3)
-    for name, array in many.exchange.named("param", many.flat_parameters):
-        if name == "param/8.W":
+    for name, array in many.local_network.layout.items(many.flat_parameters):
+        if name == "8.W":
             array[...] = 1e308
     images[7] = 0.5
     with pytest.raises(NonFiniteLoss, match=r"is in the output of layer 8 .* on rank 2 \(samples \["):

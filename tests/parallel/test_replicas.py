@@ -18,7 +18,7 @@ from equality import (
 
 import nn
 from parallel import ShardedCheckpoints
-from parallel.state.private_state import OWN
+from parallel.state.placed import OWN
 
 
 def make(comm, name, optimizer=None, network=mlp, **options):

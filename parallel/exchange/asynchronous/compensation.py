@@ -55,8 +55,3 @@ class Compensation:
         t *= self.strength
         t /= np.sqrt(self.mean_square + EPS)
         g += t
-
-    @property
-    def nbytes(self) -> int:
-        """Of what is kept, but for MS."""
-        return sum(array.nbytes for versions in self.sent.values() for array in versions.values())

@@ -120,8 +120,3 @@ class Replica:
         self.told[:] = flags
         self.ranks.Bcast(self.told, root=0)
         return [bool(flag) for flag in self.told]
-
-    @property
-    def nbytes(self) -> int:
-        """Of the whole vector, and of room for the others' parts."""
-        return self.whole.nbytes + sum(room.nbytes for room in self.rooms)

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -42,8 +41,8 @@ from parallel.exchange.push_pull import server_slices
 from parallel.exchange.served import Served
 from parallel.exchange.step_result import SizeLog, StepResult, late_disagreement
 from parallel.passes.virtual_shards import refuse_norms
-from parallel.state.fragments import Fragment
-from parallel.state.private_state import OWN
+from parallel.state.placed import OWN, PlacedArray, Range, Shard, in_transit
+from parallel.state.table import kind_of_private
 
 UPDATES, SQUARES = OWN + "updates", OWN + "mean_square"  # in a checkpoint
 LIMIT = 300.0
@@ -127,6 +126,7 @@ class Asynchronous(Served):
         self.wire = mesh.communicator.Dup()
         self.slots, self.worker, self.server, self.told = {}, None, None, 0.0
         self.settled, self.looking, self.pushes, self.sizes = True, False, 0, SizeLog()
+        self.update_count = np.zeros((), int)  # `updates`, for the state
         self._allocate_pieces(None)
         if self.serves:
             self._serve_slice(self.hosts.index(mesh.rank))
@@ -318,96 +318,31 @@ class Asynchronous(Served):
 
     # ------------------------------------------------------------------------------------------------ the state
 
-    def state_items(self) -> Iterator[tuple[str, np.ndarray]]:
-        yield from super().state_items()
-        yield UPDATES, np.array(self.updates)
-        if self.compensate:
-            mine = self.server.compensation.mean_square if self.serves else None
-            yield from self._named(SQUARES, self._gathered(mine))
-
-    def whole_parameters(self):
-        return self.replica.join(self.parameters) if self.replica else self.parameters
-
-    def digest(self, sha):
-        sha.update(self.whole_parameters())
-
-    def fragments(self):
-        yield from super().fragments()
-        if self.mesh.rank == 0:
-            yield Fragment(UPDATES, np.array(self.updates))
-
-    def kept_slices(self):
-        yield "param", self.server.held
-        yield from ((f"optimizer/{name}", slot) for name, slot in self.slots.items())
-        if self.compensate:
-            yield SQUARES, self.server.compensation.mean_square
-
-    def own_kinds(self):
-        names = self.layout.specs.items() if self.compensate else ()
-        squares = {f"{SQUARES}/{name}": (spec.shape, self.dtype) for name, spec in names}
-        return {UPDATES: ((), np.dtype(int))} | squares
-
-    def load(self, state):
-        """As `Served`; what the servers of another strategy have not kept begins anew."""
-        told = any(name.startswith(SQUARES) for name in state), state.get(UPDATES), state.get("steps")
-        kept, updates, steps = self.mesh.bcast(told if self.mesh.rank == 0 else None)
-        values = self._whole(state, "param")
-        if self.works:
-            self.take(values)
+    def placed(self):
+        layout, own, shard = self.layout, self.network.layout, Shard(len(self.hosts))
         if self.serves:
-            self.server.held[:] = values[self.own]
-        for slot in self.optimizer.slots:
-            values = self._whole(state, f"optimizer/{slot}")
-            if self.serves:
-                self.slots[slot][:] = values[self.own]
-        if self.compensate:
-            values = self._whole(state, SQUARES) if kept else self.layout.zeros(self.dtype)
-            if self.serves:
-                self.server.compensation.mean_square[:] = values[self.own]
-        self._count_from(int(steps) * len(self.workers) if updates is None else int(updates))
-        if self.memories:
-            self.memories.load_from_first(state)
-
-    def _count_from(self, updates: int) -> None:
-        self.updates = updates
-        if self.serves:
-            self.server.updates = updates
-
-    def kept(self):
-        yield from self.slots.items()
-        if self.works:
-            yield "parameters", self.parameters
-        if self.serves:
-            yield "held", self.server.held
+            server, here = self.server, (Range(self.own.start, self.own.stop, 0),)
+            yield PlacedArray("param", "parameters", server.held, layout, shard, here)
+            yield PlacedArray("", "gradients", server.sums, layout, shard)
+            for name, slot in self.slots.items():
+                yield PlacedArray(f"optimizer/{name}", "moments", slot, layout, shard, here)
             if self.compensate:
-                yield "mean square", self.server.compensation.mean_square
+                yield PlacedArray(SQUARES, "moments", server.compensation.mean_square, layout, shard, here)
+            yield from in_transit(*server.buffers)
+        if self.works:
+            yield PlacedArray("param", "parameters", self.parameters, own, copy=True)
+            for array in {id(array): array for array in (self.gradients, self.worker.gathered)}.values():
+                yield PlacedArray("", "gradients", array, own)
+            yield from in_transit(*self.worker.buffers)
         if self.memories:
-            yield from self.memories.kept()
+            yield from self.memories.placed()
+        self.update_count[...] = self.updates
+        yield PlacedArray(UPDATES, "", self.update_count)
 
-    def snapshot(self):
-        return super().snapshot() | {"updates": np.array(self.updates)}
-
-    def restore(self, snapshot):
-        super().restore(snapshot)
-        self._count_from(int(snapshot["updates"]))
-
-    def bytes(self):
-        """Of a server its slice, and a push; in transit are messages, and what workers were sent."""
-        held = self.server.held.nbytes if self.serves else 0
-        vectors = self.parameters.nbytes if self.works else 0
-        gathered = self.schedule["push_every"] > 1
-        moments = sum(slot.nbytes for slot in self.slots.values()) + (self.memories.nbytes if self.memories else 0)
-        moments += self.server.compensation.mean_square.nbytes if self.serves and self.compensate else 0
-        transit = sum(each.nbytes for each in (self.worker, self.server) if each)
-        gradients = vectors * (1 + gathered) + held
-        return {"parameters": vectors + held, "gradients": gradients, "moments": moments, "in transit": transit}
-
-    def formula(self):
-        psi = self.network.layout.count * self.dtype.itemsize
-        part = psi / len(self.hosts) if self.serves else 0
-        gradients = psi * self.works * (1 + (self.schedule["push_every"] > 1)) + part
-        moments = part * (len(self.optimizer.slots) + self.compensate)
-        return {"parameters": psi * self.works + part, "gradients": gradients, "moments": moments}
+    def loaded(self, steps, anew=()):
+        self.updates = steps * len(self.workers) if kind_of_private(UPDATES) in anew else int(self.update_count)
+        if self.serves:
+            self.server.updates = self.updates
 
     def describe(self):
         s = self.schedule

@@ -201,10 +201,11 @@ class Server:
                 self.busy = False
 
     @property
-    def nbytes(self) -> int:
-        """Of messages, and of what workers were sent."""
-        kept = self.compensation.nbytes if self.compensation else 0
-        return kept + len(self.arrivals.buffer) + sum(len(out.buffer) for out in self.answering.values())
+    def buffers(self) -> list[np.ndarray]:
+        """Messages, and what workers were sent."""
+        sent = self.compensation.sent.values() if self.compensation else ()
+        kept = [array for versions in sent for array in versions.values()]
+        return [*kept, self.arrivals.buffer, *(out.buffer for out in self.answering.values())]
 
 
 def nothing() -> bool:

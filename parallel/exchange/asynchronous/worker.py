@@ -275,7 +275,7 @@ class Worker:
             self.leave(number, self.move)
 
     @property
-    def nbytes(self) -> int:
-        """Of messages, and of what ranks of a replica bring together."""
-        messages = sum(len(each.buffer) for each in (*self.pushing, *self.reading))
-        return messages + (self.replica.nbytes if self.replica else 0)
+    def buffers(self) -> list[np.ndarray]:
+        """Messages, and what ranks of a replica bring together."""
+        messages = [each.buffer for each in (*self.pushing, *self.reading)]
+        return messages + ([self.replica.whole, *self.replica.rooms] if self.replica else [])

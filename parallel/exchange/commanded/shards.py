@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -12,7 +12,8 @@ from parallel.exchange.base import Exchange
 from parallel.exchange.commanded.post import LIMIT, Letter, LocalPost, MPIPost
 from parallel.exchange.commanded.roles import COORDINATOR, KINDS, Coordinator, Replica, Shard
 from parallel.exchange.push_pull import roles, server_slices
-from parallel.state.fragments import Fragment
+from parallel.state import placed
+from parallel.state.placed import PlacedArray, Range
 
 WORKING = ("d", "w0", "g0")  # vectors that a search needs beside those that last
 
@@ -54,7 +55,6 @@ class Commanded(Exchange):
         The coordinator's.
     """
 
-    from_first = True
     phases = (("compute", "compute_gradients", False), ("wait", "exchange.receive", False))
 
     def __init__(self, size: int, servers: int, place: str, limit: float = LIMIT):
@@ -86,7 +86,7 @@ class Commanded(Exchange):
             sizes = count, len(self.workers)
             self.roles[COORDINATOR] = self.coordinator = Coordinator(self.names, *sizes, self.post, self.pump)
             self.algorithm = self.optimizer.algorithm(self.coordinator, self.coordinator.evaluate)
-        self.kept_apart = self.optimizer.algorithm(self, float).state()  # as kinds of what the coordinator keeps
+            self.scalars = self.algorithm.state()  # what the coordinator keeps, for the state
 
     def _post(self):
         if self.mesh.size == 1:
@@ -164,96 +164,26 @@ class Commanded(Exchange):
 
     # ------------------------------------------------------------------------------------------------ the state
 
-    def gathered(self, name: str) -> np.ndarray | None:
-        """A vector's slices from all shards, on rank 0 (collective)."""
-        mine = [role.vectors.arrays[name] for (kind, _), role in self.roles.items() if kind == "shard"]
-        mine = np.concatenate([np.empty(0, self.dtype), *mine])
-        if self.mesh.size == 1:
-            return mine
-        first, counts, places = self.mesh.rank == 0, [0] * self.mesh.size, [0] * self.mesh.size
-        for host, share in zip(self.hosts, self.slices, strict=True):
-            counts[host], places[host] = share.stop - share.start, share.start
-        whole = self.layout.zeros(self.dtype) if first else None
-        self.mesh.communicator.Gatherv(mine, [whole, counts, places, None] if first else None, root=0)
-        return whole
-
-    def state_items(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Vectors come from the shards to rank 0, one after the other; elsewhere an entry is empty."""
-        nothing = np.empty(0, self.dtype)
-        for name in ("w", *self.optimizer.slots):
-            prefix, whole = "param" if name == "w" else f"optimizer/{name}", self.gathered(name)
-            yield from (
-                self.named(prefix, whole)
-                if whole is not None
-                else ((f"{prefix}/{each}", nothing) for each in self.layout.specs)
-            )
-        kept = self.algorithm.state() if self.algorithm else self.kept_apart
-        yield from ((f"lbfgs/{name}", array) for name, array in kept.items())
-
-    def fragments(self):
-        for (kind, number), role in self.roles.items():
-            for name in ("w", *self.optimizer.slots) if kind == "shard" else ():
-                prefix = "param" if name == "w" else f"optimizer/{name}"
-                yield from self.sliced(prefix, role.vectors.arrays[name], self.slices[number].start)
-        if self.algorithm:
-            yield from (Fragment(f"lbfgs/{name}", array) for name, array in self.algorithm.state().items())
-
-    def kinds(self):
-        return super().kinds() | {f"lbfgs/{name}": (a.shape, a.dtype) for name, a in self.kept_apart.items()}
-
-    def load(self, state):
-        """Each rank takes its own."""
-        for name in ("w", *self.optimizer.slots):
-            prefix, whole = "param" if name == "w" else f"optimizer/{name}", self.layout.zeros(self.dtype)
-            for each, array in self.layout.items(whole):
-                array[...] = state[f"{prefix}/{each}"]
-            for (kind, number), role in self.roles.items():
-                if kind == "shard":
-                    role.vectors.arrays[name][:] = whole[self.slices[number]]
-            if name == "w" and self.p is not None:
-                self.parameters[:] = whole
-        if self.algorithm:
-            self.algorithm.load({name: state[f"lbfgs/{name}"] for name in self.kept_apart})
-
-    def snapshot(self):
-        kept = {name: array.copy() for name, array in self.kept()}
-        return kept | {f"lbfgs/{name}": a for name, a in (self.algorithm.state() if self.algorithm else {}).items()}
-
-    def restore(self, snapshot):
-        for name, array in self.kept():
-            array[...] = snapshot[name]
-        if self.algorithm:
-            self.algorithm.load({name: snapshot[f"lbfgs/{name}"] for name in self.kept_apart})
-
-    def kept(self):
+    def placed(self):
+        layout, shard = self.layout, placed.Shard(len(self.hosts))
         if self.p is not None:
-            yield "parameters", self.parameters
+            yield PlacedArray("param", "parameters", self.parameters, layout, copy=True)
+            yield PlacedArray("", "gradients", self.gradients, layout)
         for (kind, number), role in self.roles.items():
-            if kind == "shard":
-                for name in ("w", *self.optimizer.slots):
-                    yield f"{name} of shard {number}", role.vectors.arrays[name]
+            share = self.slices[number] if kind == "shard" else None
+            for name in self.names if share else ():
+                entry = {"w": "param", **dict.fromkeys(WORKING, "")}.get(name, f"optimizer/{name}")
+                what = {"w": "parameters", "g": "gradients"}.get(name, "moments")
+                own = (Range(share.start, share.stop, 0),)
+                yield PlacedArray(entry, what, role.vectors.arrays[name], layout, shard, own)
+        if self.algorithm:
+            for name, value in self.algorithm.state().items():
+                self.scalars[name][...] = value
+                yield PlacedArray(f"lbfgs/{name}", "", self.scalars[name], None, placed.Shard(1))
 
-    def bad_parameters(self):
-        return super().bad_parameters() if self.p is not None else set()
-
-    def digest(self, sha):
-        if (whole := self.gathered("w")) is not None:
-            sha.update(whole)
-
-    def bytes(self):
-        held = [role.vectors.arrays for (kind, _), role in self.roles.items() if kind == "shard"]
-        moments = sum(array.nbytes for arrays in held for name, array in arrays.items() if name not in "wg")
-        found = {"parameters": self.parameters.nbytes, "gradients": self.gradients.nbytes, "moments": moments}
-        for arrays in held:
-            found["parameters"] += arrays["w"].nbytes
-            found["gradients"] += arrays["g"].nbytes
-        return found | {"in transit": 0}
-
-    def formula(self):
-        psi = self.layout.count * self.dtype.itemsize
-        part = psi * sum(kind == "shard" for kind, _ in self.roles) / len(self.hosts)
-        vectors = psi * (self.p is not None) + part
-        return {"parameters": vectors, "gradients": vectors, "moments": part * (len(self.names) - 2)}
+    def loaded(self, steps, anew=()):
+        if self.algorithm:
+            self.algorithm.load(self.scalars)
 
     def describe(self):
         shards, replicas = len(self.hosts), len(self.workers)

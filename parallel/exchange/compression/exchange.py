@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -15,6 +16,7 @@ from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.wire import Wire
 from parallel.exchange.step_result import StepMessage, head_elements
 from parallel.mesh import Mesh
+from parallel.state.placed import Partial, PlacedArray
 
 PREFIX = "compress/"
 TAG = 7  # of compressed gradients
@@ -42,7 +44,7 @@ class Compressed(Exchange):
         self.mesh.agree({"compression": repr(self.compressor)})
         super().allocate()
         self.compressor.attach(self.region, self.dtype, self.seed, (self.mesh.index, self.mesh.count))
-        self.memories = Memories(self.mesh, self.layout, self.compressor.memory, self.compressor.shared, self.dtype)
+        self.memories = Memories(self.mesh, self.layout, self.compressor.memory, self.compressor.shared)
         self.wire, self.reductions = Wire(self.mesh.communicator, self.parts), 0
         head = head_elements(self.addends, np.float64)
         self.together = np.zeros(head + len(self.buffers))
@@ -66,135 +68,40 @@ class Compressed(Exchange):
         dense = 2 * (self.gradients.nbytes + self.together.nbytes) * (size - 1) / size
         return {"bytes_sent": total / size / max(1, self.reductions), "bytes_dense": dense}
 
-    def check(self, state):
-        return super().check(self.memories.completed(state))
-
-    def kinds(self):
-        return super().kinds() | self.memories.kinds()
-
-    def state_items(self):
-        yield from super().state_items()
-        yield from self.memories.state_items()
-
-    def kept(self):
-        yield from super().state_items()
-        yield from self.memories.kept()
-
-    def load(self, state):
-        for name, array in super().state_items():
-            array[...] = state[name]
-        self.memories.load(state)
-
-    def bytes(self):
-        found = super().bytes()
-        return found | {"moments": found["moments"] + self.memories.nbytes}
+    def placed(self):
+        yield from super().placed()
+        yield from self.memories.placed()
 
     def describe(self):
         return repr(self.compressor)
 
 
-class Memories:
-    """What a method keeps from step to step, in checkpoints: a row for each rank, dealt again to other numbers of them.
+class Memories(NamedTuple):
+    """What a method keeps from step to step.
 
-    Parameters
+    Attributes
     ----------
     mesh : Mesh
     layout : Layout
     flat : dict of flat arrays
-        Of this rank, in the layout; of a rank that computes no gradients the names are enough.
+        Of this rank, in the layout: what it has left out. None on a rank that computes no gradients.
     shared : dict of arrays
         Alike on all ranks.
-    dtype : NumPy dtype
     """
 
-    def __init__(self, mesh: Mesh, layout: Layout, flat: Mapping[str, np.ndarray | None], shared: Mapping, dtype):
-        self.mesh, self.layout, self.flat, self.shared, self.dtype = mesh, layout, flat, shared, dtype
+    mesh: Mesh
+    layout: Layout
+    flat: Mapping[str, np.ndarray | None]
+    shared: Mapping[str, np.ndarray]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what this rank keeps."""
-        return sum(array.nbytes for array in (*self.flat.values(), *self.shared.values()) if array is not None)
-
-    def kept(self) -> Iterator[tuple[str, np.ndarray]]:
-        """(key in a checkpoint, array) of this rank's."""
+    def placed(self) -> Iterator[PlacedArray]:
+        """What ranks have left out is a sum over them: on another number of ranks the first one has all of it."""
         for name, array in self.shared.items():
-            yield PREFIX + name, array
-        for name, memory in self.flat.items():
-            if memory is not None:
-                yield from ((f"{PREFIX}{name}/{key}", array) for key, array in self.layout.items(memory))
-
-    def state_items(self) -> Iterator[tuple[str, np.ndarray]]:
-        """As `kept`, with the rows of all ranks (collective); empty where this rank computes no gradients."""
-        for name, array in self.shared.items():
-            yield PREFIX + name, array
-        for name, memory in self.flat.items():
-            for key, place in self.layout.slices.items():
-                rows = np.empty(0)
-                if memory is not None:
-                    rows = np.empty((self.mesh.count, place.stop - place.start), memory.dtype)
-                    self.mesh.data.Allgather(memory[place], rows)
-                    rows = rows.reshape(-1, *self.layout.specs[key].shape)
-                yield f"{PREFIX}{name}/{key}", rows
-
-    def kinds(self) -> dict[str, tuple]:
-        """Name -> (shape, dtype) of the entries."""
-        kinds = {PREFIX + name: (array.shape, array.dtype) for name, array in self.shared.items()}
-        for name in self.flat:
-            for key, spec in self.layout.specs.items():
-                kinds[f"{PREFIX}{name}/{key}"] = (self.mesh.count, *spec.shape), self.dtype
-        return kinds
-
-    def completed(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """A state with as many rows as there are ranks; where not all is there that this method keeps, it begins anew.
-
-        Where the number of ranks has changed, the first one gets the sum of all, and the others nothing: so nothing is
-        lost, and all that was left out is still sent.
-        """
-        if not isinstance(state, Mapping):
-            return state
-        state, kinds = dict(state), self.kinds()
-        rows = {f"{PREFIX}{name}/{key}" for name in self.flat for key in self.layout.specs}
-
-        def fits(name: str) -> bool:
-            found, (shape, dtype) = state.get(name), kinds[name]
-            if not isinstance(found, np.ndarray) or found.dtype != dtype or found.ndim != len(shape):
-                return False
-            return found.shape[1:] == shape[1:] if name in rows else found.shape == shape
-
-        if not all(map(fits, kinds)):
-            return (
-                state
-                | {key: np.zeros(*kinds[key]) for key in rows}
-                | {PREFIX + name: array for name, array in self.shared.items()}
-            )
-        return {key: deal(array, self.mesh.count) if key in rows else array for key, array in state.items()}
-
-    def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take over this rank's of a state that was checked."""
-        state = self.completed(state)
-        for key, array in self.kept():
-            shared = key.removeprefix(PREFIX) in self.shared
-            array[...] = state[key] if shared else state[key][self.mesh.index]
-
-    def load_from_first(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take over this rank's of what the first rank is given, array after array (collective)."""
-        first, mine = self.mesh.rank == 0, dict(self.kept())
-        given = self.completed(state) if first else {}
-        for key, (shape, dtype) in self.kinds().items():
-            array = np.ascontiguousarray(given[key], dtype) if first else np.empty(shape, dtype)
-            self.mesh.communicator.Bcast(array, root=0)
-            if key in mine:
-                shared = key.removeprefix(PREFIX) in self.shared
-                mine[key][...] = array if shared else array[self.mesh.index]
-
-
-def deal(rows: np.ndarray, size: int) -> np.ndarray:
-    """Memories of some ranks as those of `size` ranks: their sum stays the same."""
-    if not rows.ndim or len(rows) == size:
-        return rows
-    dealt = np.zeros((size, *rows.shape[1:]), rows.dtype)
-    dealt[0] = rows.sum(0)
-    return dealt
+            yield PlacedArray(PREFIX + name, "moments", array)
+        for name, array in self.flat.items():
+            if array is not None:
+                addend = Partial(self.mesh.index, self.mesh.count)
+                yield PlacedArray(PREFIX + name, "moments", array, self.layout, addend)
 
 
 class Pieces:

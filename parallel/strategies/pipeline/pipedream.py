@@ -44,7 +44,8 @@ from nn.training.trainer import micro_batches
 from parallel.exchange.local_update import LocalUpdate
 from parallel.exchange.messages import Buckets
 from parallel.exchange.step_result import StepResult
-from parallel.state.private_state import OWN
+from parallel.state.placed import OWN, PlacedArray, in_transit
+from parallel.state.table import kind_of_private
 from parallel.strategies.along_data import BUCKETING
 from parallel.strategies.pipeline.actions import ACTION, parse
 from parallel.strategies.pipeline.checking import Span
@@ -92,6 +93,7 @@ class Stashed(LocalUpdate):
         super().allocate()
         self.stash: dict[int, tuple[np.ndarray, object]] = {}
         self.made, self.updates, self.loss = np.zeros((), np.int64), 0, 0.0
+        self.counts = {name: self.made.copy() for name in self.layout.specs}  # `made`, for the state
 
     def empty(self) -> None:
         """Nothing is in flight."""
@@ -163,23 +165,16 @@ class Stashed(LocalUpdate):
         super().forget()
         self.pass_.forget()
 
-    def state_items(self):
+    def placed(self):
         """Also the updates of each array, so that another cut into stages goes on with them."""
-        yield from super().state_items()
-        yield from ((UPDATES + name, self.made) for name in self.layout.specs)
+        yield from super().placed()
+        for name, count in self.counts.items():
+            count[...] = self.made
+            yield PlacedArray(UPDATES + name, "", count, copy=name in self.layout.borrowed)
+        yield from in_transit(*(copy for copy, _ in self.stash.values()))
 
-    def own_kinds(self):
-        return {UPDATES + name: ((), self.made.dtype) for name in self.undivided.layout.specs}
-
-    def load(self, state):
-        counts = [int(state.get(UPDATES + name, state["steps"])) for name in self.layout.specs]
-        for name, array in super().state_items():
-            array[...] = state[name]
-        self.made[...] = max(counts)
-
-    def kept(self):
-        yield from super().state_items()
-        yield "updates", self.made
+    def loaded(self, steps, anew=()):
+        self.made[...] = steps if kind_of_private(UPDATES) in anew else max(self.counts.values())
 
     def describe(self):
         return f"replicas sum gradients by messages, {self.buckets.describe()}" if self.buckets else ""
@@ -190,9 +185,6 @@ class Stashed(LocalUpdate):
         self.forget()
         if self.buckets:
             self.buckets.close()
-
-    def bytes(self):
-        return super().bytes() | {"in transit": sum(copy.nbytes for copy, _ in self.stash.values())}
 
 
 class PipeDreamPass(PipelinePass):
