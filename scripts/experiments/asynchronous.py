@@ -181,7 +181,7 @@ def train(chosen: argparse.Namespace, asked: Options, parts, ranks, slow: bool) 
     if works:
         for x, y, total in itertools.chain.from_iterable(map(loader.epoch, itertools.count())):
             now = time.perf_counter() - start
-            parameters = trainer.exchange.gathered("w") if chunks else trainer.flat_parameters
+            parameters = whole_parameters(trainer) if chunks else trainer.flat_parameters
             if ranks.rank == 0 and now >= wait * len(copies):
                 seconds.append(now)
                 copies.append(parameters.copy())
@@ -204,6 +204,16 @@ def train(chosen: argparse.Namespace, asked: Options, parts, ranks, slow: bool) 
     if not one:
         trainer.close()
         trainer.communicator.release()
+    return found
+
+
+def whole_parameters(trainer):
+    """All parameters as one flat array, on rank 0 (collective)."""
+    layout = trainer.network.layout
+    found = layout.zeros(trainer.network.dtype)
+    for name, array in trainer.table.items("param/"):
+        if trainer.writer:
+            found[layout.slices[name.removeprefix("param/")]] = array.reshape(-1)
     return found
 
 

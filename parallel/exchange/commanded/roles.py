@@ -272,7 +272,7 @@ class Coordinator:
     def _begin(self, chunks) -> None:
         self.evaluations += 1
         self.waiting, self.out, self.losses = deque(chunks), {}, {}  # out: to which replicas a chunk was given
-        self.idle, self.pulled, self.summed = set(), set(), 0
+        self.pulled, self.summed = set(), 0
         self._tell_shards("begin", (self.evaluations, self.chunks))
         self._tell_replicas("start", (self.evaluations,))
 
@@ -296,14 +296,12 @@ class Coordinator:
 
     def _deal(self, replica: int) -> None:
         """Give an idle replica the next chunk; at the tail, the one that has been out for longest, but once only."""
-        self.idle.discard(replica)
         if self.waiting:
             chunk = self.waiting.popleft()
             self.out[chunk] = [replica]
         else:
             chunk = next((c for c, given in self.out.items() if len(given) == 1 and replica not in given), None)
             if chunk is None:
-                self.idle.add(replica)
                 return
             self.out[chunk].append(replica)
             self.backups += 1

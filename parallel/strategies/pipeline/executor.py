@@ -32,10 +32,10 @@ from nn.training.trainer import micro_batches
 from parallel.passes import whole
 from parallel.state.splits import NetworkPart, sample_shape
 from parallel.state.stages import local_network
-from parallel.strategies.pipeline.actions import Action, Rows, parts, write
+from parallel.strategies.pipeline.actions import Rows, parts, write
 from parallel.strategies.pipeline.picture import compare, measured
 from parallel.strategies.pipeline.placement import place
-from parallel.strategies.pipeline.step import ACTIONS, TAG, Program, Step, wait_for
+from parallel.strategies.pipeline.step import TAG, Program, Step, wait_for
 from parallel.strategies.tensor.moves import sum_as_one
 from parallel.strategies.tensor.rewriting import in_words, share, terms
 
@@ -121,7 +121,6 @@ class PipelinePass(whole.Whole):
         self.whole_loss, self.way, self.positions = loss, way, positions
         self.schedule, self.micro_batches, self.cuts = schedule, micro_batches, cuts
         self.recompute, self.limit, self.options = recompute, limit, options
-        self.actions = ACTIONS
         self.programs: dict[int, Program] = {}  # by samples of a batch; the one that was used last is the last
         self.broken: list[Step] = []  # steps that failed: messages may still arrive in their memory
 
@@ -291,13 +290,6 @@ class PipelinePass(whole.Whole):
                 "their way: make a new trainer, and load the state of a checkpoint"
             )
         self.trainer.network.check_input(x)
-
-    def version(self, stage: OwnStage, action: Action):
-        """The parameters that an action computes with."""
-        return stage.p
-
-    def made(self, stage: OwnStage, action: Action) -> None:
-        """The gradients of a micro-batch are there."""
 
     def tell_finished(self) -> None:
         """Tell the exchange of the gradients that are finished: those of the last stages first."""

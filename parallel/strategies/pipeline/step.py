@@ -146,7 +146,7 @@ class Step:
         final = self.program.final.get(action.stage) == action.micro_batch and action.kind != "F"
         stage.ctx.network_context.on_gradients_ready = stage.ready if final else None
         start = time.perf_counter()
-        result = line.actions[action.kind](self, action, stage, x, gy, slice(lo, hi))
+        result = ACTIONS[action.kind](self, action, stage, x, gy, slice(lo, hi))
         if line.note:
             line.note(str(action), start, time.perf_counter())
         for place in step.writes if hi > lo else ():
@@ -178,7 +178,7 @@ class Step:
         batch = self.batches[place] = MicroBatch(
             step=line.trainer.steps, sample=self.first + mine.start, total=self.total
         )
-        output, saved = stage.network.forward(line.version(stage, action), x, stage.ctx, batch)
+        output, saved = stage.network.forward(stage.p, x, stage.ctx, batch)
         if action.stage == line.last:
             loss, gy = line.trainer.loss(output, self.y[mine], line.trainer.mean_over(self.total), stage.ctx)
             self.value += float(loss)
@@ -190,7 +190,7 @@ class Step:
         saved, own = self.kept.pop((action.stage, action.micro_batch))
         if self.line.recompute:
             buffers = stage.buffers.copy()  # of which this micro-batch is a part already
-            saved = stage.network.forward(self.line.version(stage, action), x, stage.ctx, self.batch(action))[1]
+            saved = stage.network.forward(stage.p, x, stage.ctx, self.batch(action))[1]
             stage.buffers[:] = buffers
         return saved, own if gy is None else gy
 
@@ -205,15 +205,11 @@ class Step:
 
     def backward(self, action, stage, x, gy, mine) -> np.ndarray:
         saved, gy = self.saved(action, stage, x, gy)
-        p = self.line.version(stage, action)
-        gx = stage.network.backward(p, stage.g, gy, saved, stage.ctx, self.adding(action, stage))
-        self.line.made(stage, action)
-        return gx
+        return stage.network.backward(stage.p, stage.g, gy, saved, stage.ctx, self.adding(action, stage))
 
     def backward_inputs(self, action, stage, x, gy, mine) -> np.ndarray:
         saved, gy = self.saved(action, stage, x, gy)
-        p = self.line.version(stage, action)
-        return stage.network.backward_inputs(p, stage.g, gy, saved, stage.ctx, self.batch(action))
+        return stage.network.backward_inputs(stage.p, stage.g, gy, saved, stage.ctx, self.batch(action))
 
     def backward_weights(self, action, stage, x, gy, mine):
         stage.network.backward_weights(stage.ctx, self.adding(action, stage))
