@@ -40,7 +40,7 @@ from collectives import Compute, draw_timeline, price
 from collectives.algorithms import allreduce, broadcast, gather, reduce, scatter
 from collectives.pricing.networks import Network
 from nn.core.layer import Sequential
-from parallel.exchange.push_pull import pull, push
+from parallel.sync.push_pull import pull, push
 from parallel.reports.timeline import excerpt
 
 checks.style()

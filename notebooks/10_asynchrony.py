@@ -39,7 +39,7 @@ import nn
 from checks import BLUE, GREEN, GREY, INK, ORANGE, RED
 from collectives import draw_timeline
 from nn.optim.lbfgs import LBFGS, Vectors
-from parallel.exchange.asynchronous.clock import allowed
+from parallel.sync.asynchronous.clock import allowed
 
 # %matplotlib inline
 checks.style()

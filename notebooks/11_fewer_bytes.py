@@ -38,7 +38,7 @@ from checks import BLUE, GREEN, GREY, INK, ORANGE, PINK, RED
 from collectives import price
 from collectives.algorithms import allreduce
 from collectives.pricing.networks import Network
-from parallel.exchange.compression import parse
+from parallel.sync.compression import parse
 
 # %matplotlib inline
 checks.style()
@@ -496,7 +496,7 @@ from threadpoolctl import threadpool_limits
 
 from collectives import Communicator
 from parallel import CompressedDataParallel
-from parallel.exchange.compression import parse
+from parallel.sync.compression import parse
 
 limits = threadpool_limits(1, user_api="blas")
 losses, sent = {}, {}
@@ -510,7 +510,7 @@ for method in ("none", "fp16", "topk:0.01"):
     )
     history = nn.fit(trainer, nn.Loader(data.train, 64, shard=trainer.shard), 8).history
     losses[method] = [record["loss"] for record in history]
-    sent[method] = trainer.exchange.bytes_sent()
+    sent[method] = trainer.sync.bytes_sent()
     name = trainer.name
     trainer.close()
 

@@ -17,7 +17,7 @@ _HOME = {
     "ContextParallel": "parallel.strategies.context.strategy",
     "DistributedTrainer": "parallel.trainer",
     "Mesh": "parallel.mesh",
-    "QuasiNewton": "parallel.exchange.commanded.quasi_newton",
+    "QuasiNewton": "parallel.sync.commanded.quasi_newton",
     "ReplicaError": "parallel.mesh",
     "ReproducibleSerial": "parallel.strategies.serial",
     "ShardedCheckpoints": "parallel.state.sharded_checkpoints",

@@ -128,7 +128,7 @@ class Mesh:
     model_size : int
         How many these are, told to those that serve as well.
     line : Mesh
-        Of the ranks that have the same of the network, and whose gradients are summed: what an exchange sees. They are
+        Of the ranks that have the same of the network, and whose gradients are summed: what a sync sees. They are
         those of the axes "data", "context", "space" and "branch".
     copies : int
         How many these are, told to those that serve as well.

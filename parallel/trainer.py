@@ -1,9 +1,9 @@
 """The trainer of many ranks, made of three parts: what computes, what brings ranks together, and who they are.
 
-    trainer = DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange)
+    trainer = DistributedTrainer(network, loss, optimizer, mesh, pass_, sync)
 
 pass_     what this rank computes of a step (passes/): its samples at once, or micro-batches, or virtual shards
-exchange  how gradients and parameters of ranks meet (exchange/): it owns the buffers
+sync      how the gradients of ranks are summed (sync/): it owns the buffers
 mesh      which ranks there are (mesh.py)
 
 A strategy (strategies/) chooses the parts. Each rank computes the gradient of its samples, divided by the size of the
@@ -28,8 +28,6 @@ from nn.training.checkpoints import Checkpoints
 from nn.training.fit import Callback
 from nn.training.prediction import as_samples
 from nn.training.trainer import Trainer, check_parts
-from parallel.exchange.base import Exchange
-from parallel.exchange.step_result import AgreementCode, StepResult, checksum, disagreement
 from parallel.mesh import Mesh, Ranks, ReplicaError, agree
 from parallel.passes.whole import Samples, Whole
 from parallel.run_trainer import RunTrainer
@@ -37,6 +35,8 @@ from parallel.state.checkpoint_writer import RanksCheckpointWriter
 from parallel.state.fragments import Fragment
 from parallel.state.placed import PlacedArray
 from parallel.state.table import StateTable
+from parallel.sync.base import GradientSync
+from parallel.sync.step_result import AgreementCode, StepResult, checksum, disagreement
 
 __all__ = ["CheckReplicas", "DistributedTrainer", "ReplicaError", "agree", "data_facts"]
 
@@ -52,7 +52,7 @@ class DistributedTrainer(RunTrainer):
         As for Trainer, alike on all ranks.
     mesh : Mesh
     pass_ : Whole or one of its kind
-    exchange : Exchange
+    sync : GradientSync
         Both not started yet.
     name : str
         For the log.
@@ -72,15 +72,15 @@ class DistributedTrainer(RunTrainer):
         optimizer: Optimizer,
         mesh: Mesh,
         pass_: Whole,
-        exchange: Exchange,
+        sync: GradientSync,
         seed: int = 0,
         name: str = "DistributedTrainer",
     ):
         check_parts(network, loss, optimizer, seed, self.searches)
-        self.mesh, self.pass_, self.exchange, self.name, self.closed = mesh, pass_, exchange, name, False
+        self.mesh, self.pass_, self.sync, self.name, self.closed = mesh, pass_, sync, name, False
         self.communicator, self.writer = mesh.communicator, mesh.rank == 0
         mesh.agree(facts(network, loss, optimizer, seed))
-        if network.mixed and exchange.apart:
+        if network.mixed and sync.apart:
             raise ValueError(f"{name}: ranks that train apart do not skip a step together: build it without mixed")
         super().__init__(network, loss, optimizer, seed)
 
@@ -91,9 +91,9 @@ class DistributedTrainer(RunTrainer):
         mesh, context = self.mesh, self.ctx.network_context
         self.suspects: list[tuple[int, np.ndarray]] = []  # what was computed when a loss was not finite
         self.pass_.start(mesh, self.network)
-        self.exchange.start(mesh, self.pass_, self.local_network, self.network, self.optimizer, self.buffers, self.seed)
-        self.shard, self.p, self.g = self.pass_.shard, self.exchange.p, self.exchange.g
-        context.before_layer = self.exchange.before_layer
+        self.sync.start(mesh, self.pass_, self.local_network, self.network, self.optimizer, self.buffers, self.seed)
+        self.shard, self.p, self.g = self.pass_.shard, self.sync.p, self.sync.g
+        context.before_layer = self.sync.before_layer
         context.groups |= {name: Ranks(ranks) for name in GROUPS if (ranks := getattr(mesh, name))}
         self.pass_.join(self)
         self.step_count = np.zeros((), int)  # `steps`, for the state
@@ -107,15 +107,15 @@ class DistributedTrainer(RunTrainer):
             "pickled: another one takes its state_dict() with load_state_dict; alone() is a copy of one process"
         )
 
-    flat_parameters = property(lambda self: self.exchange.parameters)
-    gradients = property(lambda self: self.exchange.gradients)
-    slots = property(lambda self: self.exchange.slots)
-    phases = property(lambda self: self.exchange.phases + self.pass_.phases)
-    sends = property(lambda self: self.exchange.sends if self.mesh.line is self.mesh else "")  # activations travel, too
-    notes = property(lambda self: self.exchange.notes)
-    apart = property(lambda self: self.exchange.apart)
+    flat_parameters = property(lambda self: self.sync.parameters)
+    gradients = property(lambda self: self.sync.gradients)
+    slots = property(lambda self: self.sync.slots)
+    phases = property(lambda self: self.sync.phases + self.pass_.phases)
+    sends = property(lambda self: self.sync.sends if self.mesh.line is self.mesh else "")  # activations travel, too
+    notes = property(lambda self: self.sync.notes)
+    apart = property(lambda self: self.sync.apart)
     scattered = property(lambda self: self.table.scattered)
-    on_disk = property(lambda self: self.exchange.offload is not None)
+    on_disk = property(lambda self: self.sync.offload is not None)
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -128,23 +128,23 @@ class DistributedTrainer(RunTrainer):
             Ranks were given different sizes of the global batch, or have different settings of their
             optimizers, which they find in the message with the loss.
         """
-        self.exchange.resume()
+        self.sync.resume()
         self.begin_step()
-        context, exchange, computed, loss = self.ctx.network_context, self.exchange, [], 0.0
+        context, sync, computed, loss = self.ctx.network_context, self.sync, [], 0.0
         micro_batches = self.pass_.divide(len(x), total, accumulate)
-        context.product_hooks = exchange.begin(self.updates, len(x), total, accumulate)
+        context.product_hooks = sync.begin_step(self.updates, len(x), total, accumulate)
         try:
             for micro in micro_batches:
                 samples, targets = self.pass_.take(x, y, micro)
                 computed.append((micro.first, samples))
                 loss = self.compute_gradients(samples, targets, total, micro, loss if micro.accumulate else 0.0)
-            result = exchange.sum()
+            result = sync.finish_step()
         except BaseException:  # ranks that survive the death of another begin this step again
             self.buffers[:] = self.buffers_before
             raise
         finally:
             context.on_gradients_ready, context.product_hooks = None, {}
-            if exchange.bad and not self.suspects:
+            if sync.bad and not self.suspects:
                 self.suspects = computed
         loss, overflowed = self.read(result, total)
         if not math.isfinite(loss):
@@ -152,35 +152,38 @@ class DistributedTrainer(RunTrainer):
             raise self.bad_step(loss, suspects)
         self.end_step(overflowed)
         if overflowed:
-            exchange.meet("the step that is skipped")  # others may still read what the next one writes
+            sync.barrier("the step that is skipped")  # others may still read what the next one writes
         return loss
 
     def compute_gradients(self, x: np.ndarray, y: np.ndarray, total: int, micro: Samples, before: float = 0.0) -> float:
         """Gradients of a micro-batch; returns its part of the mean loss and that of those `before` in this addend."""
-        batch, exchange = self.ctx.micro_batch, self.exchange
+        batch, sync = self.ctx.micro_batch, self.sync
         if self.buffers.size and not micro.accumulate:
             self.buffers[:] = self.buffers_before
-        batch.step, batch.sample, batch.accumulate = self.steps, micro.first, micro.accumulate and exchange.adds_up
+        batch.step, batch.sample, batch.accumulate = self.steps, micro.first, micro.accumulate and sync.adds_up
         batch.total = total
         loss = self.pass_.compute(self, x, y, total, micro, before)
         if micro.addend is not None:
             if self.mixed_precision and self.mixed_precision.overflowed:
-                exchange.message.set_overflow()
-            exchange.add()
+                sync.message.set_overflow()
+            sync.end_addend()
         return loss
 
-    def tell(self, loss: float, total: int, micro: Samples) -> None:
+    def set_loss(self, loss: float, total: int, micro: Samples) -> None:
         """The loss of an addend, where one ends: as soon as it is known."""
         if micro.addend is not None:
-            self.exchange.tell(loss, total)
+            self.sync.set_loss(loss, total)
 
     def forward(self, x: np.ndarray, training: bool, micro: Samples | None = None) -> tuple[np.ndarray, object]:
         """(outputs, what backward needs); None for that where there are no samples, and none has to wait for others."""
         network = self.local_network
-        self.ctx.micro_batch.training, self.ctx.network_context.on_gradients_ready = training, self.exchange.part(micro)
+        self.ctx.micro_batch.training, self.ctx.network_context.on_gradients_ready = (
+            training,
+            self.sync.begin_pass(micro),
+        )
         if len(x) or (training and self.computes_empty_shards):
             return network.forward(self.p, x, self.ctx)
-        self.exchange.skip(micro)
+        self.sync.skip_pass(micro)
         return np.empty((0, *(network.training_shape if training else network.out_shape)), network.dtype), None
 
     def backward(self, gz: np.ndarray, saved: object) -> None:
@@ -197,7 +200,7 @@ class DistributedTrainer(RunTrainer):
         """
         loss, agreed, overflowed, buffers = result
         mesh = self.mesh
-        if mesh.model and not self.exchange.apart:  # of the ranks that have one network together, one knows the loss
+        if mesh.model and not self.sync.apart:  # of the ranks that have one network together, one knows the loss
             code = AgreementCode(mesh.model.size, np.float64)
             mine = code.encode(total, checksum(self.optimizer))
             sums = np.array([loss if self.pass_.knows else 0.0, not agreed, overflowed, *mine])
@@ -252,10 +255,10 @@ class DistributedTrainer(RunTrainer):
         return weight
 
     def update(self) -> None:
-        self.exchange.update()
+        self.sync.update()
 
     def rescale(self, slot, factor):
-        self.exchange.rescale(slot, factor)
+        self.sync.rescale(slot, factor)
 
     # ------------------------------------------------------------------------------------------------ a bad step
 
@@ -285,10 +288,10 @@ class DistributedTrainer(RunTrainer):
         return bad._replace(place=f"{bad.place} on rank {rank}") if self.mesh.size > 1 else bad
 
     def check_forward(self, micro) -> NotFinite | None:
-        self.exchange.part(None)
+        self.sync.begin_pass(None)
         bad = super().check_forward(micro)
         if not len(micro[1]) or (bad and bad.depth == 0):  # no forward pass was made
-            self.exchange.skip(None)
+            self.sync.skip_pass(None)
         return bad
 
     # ------------------------------------------------------------------------------------------------ meetings
@@ -301,18 +304,18 @@ class DistributedTrainer(RunTrainer):
         NonFiniteLoss
             On all ranks, where one had a loss that is not finite since they last met.
         """
-        if self.exchange.settle():
+        if self.sync.settle():
             suspects, self.suspects = self.suspects, []
             raise self.bad_step(math.nan, suspects)
 
     def show_synchronized(self) -> None:
         """Show what `settle` would give, until the next step: whoever asks for the state, or evaluates, does this."""
-        if self.exchange.look():
+        if self.sync.look():
             suspects, self.suspects = self.suspects, []
             raise self.bad_step(math.nan, suspects)
 
     def synchronize(self, loss):
-        if not self.exchange.apart:
+        if not self.sync.apart:
             return loss
         self.settle()
         mesh = self.mesh
@@ -322,7 +325,7 @@ class DistributedTrainer(RunTrainer):
 
     def counted(self) -> dict[str, object]:
         """What ranks that train apart have counted in an epoch, for its record (collective)."""
-        return self.exchange.counted()
+        return self.sync.counted()
 
     # ------------------------------------------------------------------------------------------------ evaluation
 
@@ -364,7 +367,7 @@ class DistributedTrainer(RunTrainer):
         yield PlacedArray("steps", "", self.step_count)
         if self.loss_scale:
             yield PlacedArray("loss_scale", "", self.loss_scale.array)
-        yield from self.exchange.placed()
+        yield from self.sync.placed()
         if self.mesh.index is not None:
             yield PlacedArray("state", "", self.buffers, self.local_network.buffer_layout)
 
@@ -413,28 +416,28 @@ class DistributedTrainer(RunTrainer):
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what `state_dict` of any strategy returned; rank 0's counts (collective)."""
-        exchange = self.exchange
-        exchange.before_load()
-        exchange.meet("what was there before a state is loaded")
+        sync = self.sync
+        sync.before_load()
+        sync.barrier("what was there before a state is loaded")
         anew = self.table.load(state)
-        exchange.meet("the state that is loaded")
+        sync.barrier("the state that is loaded")
         self._loaded(anew)
 
     def _loaded(self, anew=()) -> None:
         """The arrays have the values of another state."""
         self.steps = int(self.step_count)
-        self.exchange.loaded(self.steps, anew)
-        self.exchange.forget()
+        self.sync.loaded(self.steps, anew)
+        self.sync.forget()
 
     def snapshot(self) -> dict[str, np.ndarray]:
         self.show_synchronized()
         return self.table.snapshot()
 
     def restore(self, snapshot) -> None:
-        self.exchange.before_load()
-        self.exchange.meet("what was there before a snapshot is restored")
+        self.sync.before_load()
+        self.sync.barrier("what was there before a snapshot is restored")
         self.table.restore(snapshot)
-        self.exchange.meet("the snapshot that is restored")
+        self.sync.barrier("the snapshot that is restored")
         self._loaded()
 
     def digest(self):
@@ -484,7 +487,7 @@ class DistributedTrainer(RunTrainer):
             return None
         optimizer = SGD(self.optimizer.lr) if self.optimizer.searches else self.optimizer
         one = Trainer(self.network, self.loss, optimizer, self.seed)
-        one.load_state_dict({name: state[name] for name in one.state_dict()})  # less what an exchange keeps of its own
+        one.load_state_dict({name: state[name] for name in one.state_dict()})  # less what a sync keeps of its own
         return one
 
     def memory(self):
@@ -495,11 +498,11 @@ class DistributedTrainer(RunTrainer):
         return self.table.formula()
 
     def set_epoch_steps(self, steps):
-        self.exchange.set_epoch_steps(steps)
+        self.sync.set_epoch_steps(steps)
 
     def bytes_sent(self) -> dict[str, float]:
-        """What compression saves; see Exchange.bytes_sent (collective)."""
-        found = self.exchange.bytes_sent()
+        """What compression saves; see GradientSync.bytes_sent (collective)."""
+        found = self.sync.bytes_sent()
         if self.mesh.model and found:  # ranks with other parts of the network send other bytes
             mean = np.array(list(found.values()))
             self.mesh.sum_model(mean)
@@ -507,22 +510,22 @@ class DistributedTrainer(RunTrainer):
         return found
 
     def describe(self):
-        return "; ".join(filter(None, (self.exchange.describe(), self.pass_.describe())))
+        return "; ".join(filter(None, (self.sync.describe(), self.pass_.describe())))
 
     @property
     def say(self):
-        return self.exchange.say
+        return self.sync.say
 
     @say.setter
     def say(self, say) -> None:
-        self.exchange.say = say
+        self.sync.say = say
 
     def close(self) -> None:
         """Free what this trainer holds beside its communicator (collective, once); it trains no more."""
         if self.closed:
             return
         self.closed = True
-        self.exchange.close()
+        self.sync.close()
         self.pass_.close()
         self.mesh.close()
 

@@ -94,7 +94,7 @@ def one_core(method: str, repeats: int) -> Row:
         took = fastest(lambda step: reducer(fresh(), step), repeats)
         note = f"{speed(took)} MB/s"
     else:
-        from parallel.exchange.compression import parse
+        from parallel.sync.compression import parse
 
         compressor, total = parse(method).attach(layout.region(), "f4"), np.zeros_like(gradients)
         message = compressor.encode(gradients.copy(), 0)
@@ -138,7 +138,7 @@ class Alone:
 
 def reducing(method: str, layout, wire, rank: int = 0) -> Callable:
     """(gradients, step) -> None: compress, and add up, over a wire."""
-    from parallel.exchange.compression import parse
+    from parallel.sync.compression import parse
 
     compressor = parse(method).attach(layout.region(), "f4", SEED, (rank, wire.size))
     return lambda g, step: compressor.reduce(g, wire, step)
@@ -155,7 +155,7 @@ def work(task: dict) -> None:
     import nn
     from collectives import Communicator
     from parallel import CompressedDataParallel, DistributedDataParallel
-    from parallel.exchange.compression import parse
+    from parallel.sync.compression import parse
 
     world = MPI.COMM_WORLD
     communicator = Communicator(world)
@@ -185,7 +185,7 @@ def work(task: dict) -> None:
     for method, trainer in trainers.items():
         calls[f"step {method}"] = lambda _, trainer=trainer: trainer.step(x, y, 2 * BATCH)
         if method != "ddp":
-            trainer.exchange.wire.traffic.bytes = log = Log()
+            trainer.sync.wire.traffic.bytes = log = Log()
             messages[method] = log.messages
             reducer = reducing(method, trainer.network.layout, Alone(2), world.Get_rank())
             calls[f"compress {method}"] = lambda step, r=reducer: r(gradients, step)

@@ -105,7 +105,7 @@ def work(task: dict) -> None:
             hooks = [KeepCheckpoints(kept, steps, None, side != "at once", Termination())]
         if side == "elastic":
             hooks.append(Keeper(Mirrors(policy.buddy)))
-            shadow = many.exchange.shadow
+            shadow = many.sync.undo_log
             shadow.keep = timed(shadow.keep, copying)
         for hook in hooks:
             hook.on_begin(training)

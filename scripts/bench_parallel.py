@@ -344,7 +344,7 @@ class Kinds:
 
         self.spent: dict[str, float] = {}
         self.trainer, self.rest = trainer, WAITING
-        wrap(trainer, "exchange.update", partial(self.timed, "update"))
+        wrap(trainer, "sync.update", partial(self.timed, "update"))
         if trainer.mesh.pipeline:
             trainer.pass_.note = lambda action, start, end: self.add(parse(action).kind, end - start)
         else:

@@ -389,7 +389,7 @@ def overlap(world, steps: int) -> dict:
     first: list[float] = []
 
     def ready(end: int) -> None:
-        if end >= plain.exchange.buckets.stops[0] and not first:
+        if end >= plain.sync.buckets.stops[0] and not first:
             first.append(time.perf_counter())
 
     for _ in range(steps + 1):
@@ -400,13 +400,13 @@ def overlap(world, steps: int) -> dict:
             times[way][-1] += time.perf_counter()
         first.clear()
         (micro,) = plain.pass_.divide(len(x), world.size * case.batch, 1)
-        plain.exchange.part = lambda micro: ready
+        plain.sync.begin_pass = lambda micro: ready
         plain.compute_gradients(x, y, world.size * case.batch, micro)
         times["after"].append(time.perf_counter() - first[0])
-        del plain.exchange.part
+        del plain.sync.begin_pass
         quiet_barrier(world)
         start = time.perf_counter()
-        plain.exchange.buckets.sum()
+        plain.sync.buckets.sum()
         times["communication"].append(time.perf_counter() - start)
     return {name: 1e3 * max(world.allgather(median(each[1:]))) for name, each in times.items()}
 

@@ -112,7 +112,7 @@ def flows(file):
 def served(which: str):
     """What parameter servers are sent, and what they answer."""
     from collectives import draw
-    from parallel.exchange import push_pull
+    from parallel.sync import push_pull
 
     return draw(getattr(push_pull, which), 5, 12, servers=2, title=f"{which}: 3 workers, 2 servers")
 

@@ -18,9 +18,9 @@ from matplotlib.patches import Rectangle
 
 from collectives import ALGORITHMS, draw
 from parallel import strategies
-from parallel.exchange.base import Exchange
 from parallel.mesh import AXES, Mesh
 from parallel.passes.whole import Whole
+from parallel.sync.base import GradientSync
 from parallel.trainer import DistributedTrainer
 
 
@@ -55,11 +55,11 @@ def trainer_parts():
     axes.text(4.5, 4.02, "DistributedTrainer", **title)
     asks = asked(DistributedTrainer, "step", "evaluate", "state_items", "load_state_dict")
     axes.text(4.5, 3.72, f"{asks}\nnn.fit cannot tell it from nn.Trainer", **text)
-    step = asked(Exchange, "begin", "part", "tell", "add", "sum", "update", gap=2)
+    step = asked(GradientSync, "begin_step", "begin_pass", "finish_step", "update", gap=2)
     for i, (name, color, does, found) in enumerate(
         (
             ("pass", "#dcecf9", f"what this rank computes\n{asked(Whole, 'divide', 'take', 'compute')}", kinds(Whole)),
-            ("exchange", "#e3f3df", f"how gradients and parameters meet\n{step}", kinds(Exchange)),
+            ("sync", "#e3f3df", f"how the gradients of ranks are summed\n{step}", kinds(GradientSync)),
             ("mesh", "#fbeed5", f"who is whose peer, by axes\n{asked(Mesh, 'sum', 'allgather', 'bcast')}", AXES),
         )
     ):

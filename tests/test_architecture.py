@@ -34,7 +34,7 @@ RENAMED = {
 }
 # Folders whose `__init__` is no map yet.
 UNMAPPED = {
-    "parallel/exchange", "parallel/exchange/compression", "parallel/passes",
+    "parallel/sync", "parallel/sync/compression", "parallel/passes",
     "parallel/strategies",
 }  # fmt: skip
 

@@ -26,10 +26,10 @@ from nn.training.state import fitting_weights
 from nn.training.trainer import check_rates
 from parallel.command import rules
 from parallel.command.options import Options
-from parallel.exchange.commanded.quasi_newton import QuasiNewton
 from parallel.launch import launcher
 from parallel.settings import OptionError
 from parallel.strategies.sandblaster import SandblasterKeys
+from parallel.sync.commanded.quasi_newton import QuasiNewton
 
 TOGETHER = 500  # samples in a batch that is not trained on
 WARMUP = 5  # epochs, with --linear-scaling (Goyal et al. 2017)

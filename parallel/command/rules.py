@@ -239,7 +239,7 @@ def check_surroundings(options: Options, ranks: int | None) -> None:
     """Refuse what cannot be on so many ranks (0: one process, None: not known), in these directories, with this
     environment."""
     from collectives.choosing.selection import check_environment, check_name
-    from parallel.exchange import compression
+    from parallel.sync import compression
 
     if ranks == 0 and not options.reproducible:
         _one_process(options)
@@ -384,7 +384,7 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
         return 1
     strategy, can, flags = STRATEGIES[options.strategy_name], axes.supported(options), _strategy_flags(options)
     if options.compress:
-        from parallel.exchange import compression
+        from parallel.sync import compression
 
         if why := can.why_not(options.compress):
             raise OptionError(f"--compress {options.compress} does not go with {flags}: {why}")
@@ -400,7 +400,7 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
         return on_axes
     readers = ranks if readers is None else readers
     if options.reproducible:
-        from parallel.exchange import fixed_tree
+        from parallel.sync import fixed_tree
 
         fixed_tree.check_holders(options.reproducible, readers)
     return readers

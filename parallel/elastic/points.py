@@ -2,7 +2,7 @@
 
 Every member keeps its place as it trains. A death may find some in step s and others past it; the sum of a step is
 there on all or comes to none, so whoever is past it has all of it, and all go on from the place of those. What ranks
-have in memory together is as after that step again (exchange/shadow.py). Where a rank has what no other has, it gives
+have in memory together is as after that step again (sync/undo_log.py). Where a rank has what no other has, it gives
 another one copies (mirrors.py). What is done after the last step (the best epoch's
 weights are put back) begins anew from the last checkpoint.
 """
@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from nn.training.fit import Callback, Training
 from parallel.elastic.mirrors import Mirrors
-from parallel.exchange.base import Exchange
+from parallel.sync.base import GradientSync
 
 
 class Point(NamedTuple):
@@ -99,7 +99,7 @@ class Keeper(Callback):
     @property
     def whole(self) -> tuple[int, int]:
         """The last change of what ranks have in memory together that is whole, as this member knows."""
-        return self.training.trainer.exchange.whole if self.training else Exchange.whole
+        return self.training.trainer.sync.last_change if self.training else GradientSync.last_change
 
     def here(self) -> tuple[dict, dict[str, np.ndarray]]:
         """(progress, state) of this member, where it has a step."""
@@ -125,7 +125,7 @@ def share(comm: MPI.Intracomm, keeper: Keeper) -> tuple[Point | None, bool]:
     latest = max(steps)
     if latest >= 0:
         if keeper.training and keeper.step == latest:
-            keeper.training.trainer.exchange.part_from(whole)
+            keeper.training.trainer.sync.detach(whole)
         return _spread(comm, keeper, steps, latest), False
     if any(ended):
         return None, True

@@ -2,7 +2,7 @@
 
 Every global batch is cut into the same V virtual shards, whatever the number of ranks; rank r of p computes the
 gradients of the shards chunk(V, p, r), one after another, each in a forward and backward pass of its own, and they are
-summed in one fixed binary tree (exchange/fixed_tree.py). So no rounding depends on p: parameters after training are
+summed in one fixed binary tree (sync/fixed_tree.py). So no rounding depends on p: parameters after training are
 equal bit for bit on 1, 2, 3, ... ranks, and so are losses, running statistics and accuracies.
 
 What else could tell p apart is fixed too: BLAS works with one thread in this process until the trainer is closed or

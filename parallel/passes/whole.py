@@ -61,7 +61,7 @@ class Whole:
     fixed = False
     by_samples = True  # whether ranks that have the same of the network differ only in their samples
     knows = True  # the loss of its samples; of ranks that have one network together, one does
-    phases = ()  # as of an exchange, those of its own
+    phases = ()  # as of a sync, those of its own
     peers = None  # a communicator of ranks on the axis "pipeline" that have the same of the network
     note = None  # told (name, start, end) of what is done inside the phases, where somebody records it
 
@@ -133,7 +133,7 @@ class Whole:
         """Forward and backward of a micro-batch; its part of the mean loss, and those `before` in the addend."""
         z, saved = trainer.forward(x, True, micro)
         loss, gz = self.loss(trainer, z, y, total)
-        trainer.tell(loss + before, total, micro)
+        trainer.set_loss(loss + before, total, micro)
         trainer.backward(gz, saved)
         return loss + before
 
@@ -182,7 +182,7 @@ class Whole:
         return {}
 
     def in_transit(self) -> int:
-        """Bytes that are kept for what other ranks send, beside the exchange's."""
+        """Bytes that are kept for what other ranks send, beside the sync's."""
         return 0
 
     def describe(self) -> str:

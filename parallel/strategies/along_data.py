@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from nn.registry import lookup
-from parallel.exchange.base import Exchange
-from parallel.exchange.compression import Compressor
-from parallel.exchange.compression.exchange import Compressed
-from parallel.exchange.messages import Messages, check_bucketing
-from parallel.exchange.sharded import Sharded
 from parallel.mesh import Mesh
 from parallel.strategies.declaration import ALIKE, ROUNDED
 from parallel.strategies.zero import NOT_STAGES
+from parallel.sync.base import GradientSync
+from parallel.sync.compression import Compressor
+from parallel.sync.compression.compressed import Compressed
+from parallel.sync.messages import Messages, check_bucketing
+from parallel.sync.sharded import Sharded
 
 BUCKETING = {"bucket": 25.0, "first": 1.0, "overlap": "none"}
 
@@ -22,14 +22,14 @@ def exchange_along(
     unit_bytes: int = 1 << 20,
     prefetch: int | None = None,
     compressor: Compressor | None = None,
-) -> Exchange:
+) -> GradientSync:
     """What sums gradients along the axes "data" and "context" of a mesh with others.
 
     Parameters
     ----------
     stage : {0, 1, 2, 3}
         Of ZeRO: what is in shards; 0 for nothing.
-    bucketing : bucket, first, overlap of exchange/messages.py, or None
+    bucketing : bucket, first, overlap of sync/messages.py, or None
         How gradients are summed that are neither in shards nor compressed.
     unit_bytes, prefetch
         As for FullyShardedDataParallel.
@@ -54,4 +54,4 @@ def exchange_along(
         found = Compressed(compressor)
     else:
         found = Messages(bucketing, "ranks have parts of one network")
-    return found if mesh.copies > 1 else Exchange()
+    return found if mesh.copies > 1 else GradientSync()

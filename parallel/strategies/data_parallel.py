@@ -3,11 +3,11 @@
 The gradients of all ranks are summed and every parameter is updated once with the sum, so a step computes what one
 process computes with the whole batch, up to rounding. How they are summed:
 
-exchange/node_memory.py  in the memory that the ranks of a node share, on one or several nodes: where it is possible
-exchange/messages.py     by messages that travel while backprop goes on: for one rank a node, or unlike numbers
-exchange/compression/    by messages that are shorter, at the price of noise or delay
-exchange/stale.py        by messages that travel while the next steps compute, and applied some steps late
-exchange/fixed_tree.py   in one fixed tree of virtual shards: the same bits on any number of ranks
+sync/node_memory.py  in the memory that the ranks of a node share, on one or several nodes: where it is possible
+sync/messages.py     by messages that travel while backprop goes on: for one rank a node, or unlike numbers
+sync/compression/    by messages that are shorter, at the price of noise or delay
+sync/stale.py        by messages that travel while the next steps compute, and applied some steps late
+sync/fixed_tree.py   in one fixed tree of virtual shards: the same bits on any number of ranks
 
 Cost of a step over one process's: see there. Source: Li et al. 2020 (PyTorch DistributedDataParallel).
 """
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from nn.core.network import Network
     from nn.losses import Loss
     from nn.optim.optimizers import Optimizer
-    from parallel.exchange.base import Exchange
-    from parallel.exchange.compression.base import Compressor
     from parallel.planning.group_costs import Group
     from parallel.planning.job import Axes, Job, Prediction
     from parallel.planning.profile import LayerProfile
+    from parallel.sync.base import GradientSync
+    from parallel.sync.compression.base import Compressor
     from parallel.trainer import DistributedTrainer
 
 NODE_MEMORY = ("auto", "on", "off")
@@ -91,7 +91,7 @@ def DistributedDataParallel(
         Sum gradients in the memory that the ranks of a node share; auto: where all nodes have equally many ranks, and
         more than one.
     overlap : {"auto", "thread", "poke", "none"}
-        What moves messages while backprop goes on; see exchange/messages.py. auto: none where all ranks share a node,
+        What moves messages while backprop goes on; see sync/messages.py. auto: none where all ranks share a node,
         and cores.
     bucket, first_bucket : float
         MiB of gradients that make a message, and the first one.
@@ -113,9 +113,9 @@ def DistributedDataParallel(
     from parallel.passes.whole import Whole
     from parallel.trainer import DistributedTrainer
 
-    exchange = summing(communicator, node_memory, overlap, bucket, first_bucket, limit, survives)
+    sync = summing(communicator, node_memory, overlap, bucket, first_bucket, limit, survives)
     return DistributedTrainer(
-        network, loss, optimizer, Mesh(communicator), Whole(), exchange, seed, "DistributedDataParallel"
+        network, loss, optimizer, Mesh(communicator), Whole(), sync, seed, "DistributedDataParallel"
     )
 
 
@@ -127,10 +127,10 @@ def summing(
     first_bucket: float = 1.0,
     limit: float = 300.0,
     survives: bool = False,
-) -> Exchange:
+) -> GradientSync:
     """Return what sums the gradients of these ranks; parameters as of DistributedDataParallel."""
-    from parallel.exchange.messages import Messages, check_bucketing
-    from parallel.exchange.node_memory import NodeMemory, why_not
+    from parallel.sync.messages import Messages, check_bucketing
+    from parallel.sync.node_memory import NodeMemory, why_not
 
     check_bucketing(bucket, first_bucket, overlap)
     if node_memory not in NODE_MEMORY:
@@ -164,9 +164,9 @@ def StaleDataParallel(
     ReplicaError
         If ranks were given different networks, losses, optimizers or delays.
     """
-    from parallel.exchange.stale import Stale
     from parallel.mesh import Mesh
     from parallel.passes.whole import Whole
+    from parallel.sync.stale import Stale
     from parallel.trainer import DistributedTrainer
 
     refuse(delay < 0, f"gradients cannot be {delay} steps late: use at least 0")
@@ -201,13 +201,13 @@ def CompressedDataParallel(
     ReplicaError
         Ranks that were given different methods.
     """
-    from parallel.exchange.compression.exchange import Compressed
     from parallel.mesh import Mesh
     from parallel.passes.whole import Whole
+    from parallel.sync.compression.compressed import Compressed
     from parallel.trainer import DistributedTrainer
 
-    exchange, name = Compressed(compressor), "CompressedDataParallel"
-    return DistributedTrainer(network, loss, optimizer, Mesh(communicator), Whole(), exchange, seed, name)
+    sync, name = Compressed(compressor), "CompressedDataParallel"
+    return DistributedTrainer(network, loss, optimizer, Mesh(communicator), Whole(), sync, seed, name)
 
 
 def ReproducibleDataParallel(
@@ -229,9 +229,9 @@ def ReproducibleDataParallel(
     ReplicaError
         If ranks were given different networks, losses, optimizers or numbers of shards.
     """
-    from parallel.exchange.fixed_tree import FixedTree
     from parallel.mesh import Mesh
     from parallel.passes.virtual_shards import VirtualShards
+    from parallel.sync.fixed_tree import FixedTree
     from parallel.trainer import DistributedTrainer
 
     pass_, name = VirtualShards(shards), "ReproducibleDataParallel"
@@ -302,7 +302,7 @@ def build(options, network, loss, optimizer, communicator) -> DistributedTrainer
     if options.late and (delay := Consistency.parse(options.consistency, "ddp", CONSISTENCIES).bound):
         return StaleDataParallel(*arguments, delay=delay)
     if options.compress:
-        from parallel.exchange import compression
+        from parallel.sync import compression
 
         return CompressedDataParallel(*arguments, compressor=compression.parse(options.compress))
     if options.reproducible:

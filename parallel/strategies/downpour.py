@@ -2,7 +2,7 @@
 
 A replica reads the parameters every `fetch` steps, moves its copy by its own gradients in between, and every `push`
 steps sends what it has gathered. The servers apply each push once, with the optimizer: with Adagrad every parameter has
-a rate of its own, which keeps it stable. See exchange/asynchronous/served.py.
+a rate of its own, which keeps it stable. See sync/asynchronous/served.py.
 
     w -= lr g, gathered += g                  a replica's step
     G += d^2;  w -= lr d / sqrt(G)            a server, with what was pushed
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from nn.core.network import Network
     from nn.losses import Loss
     from nn.optim.optimizers import Optimizer
-    from parallel.exchange.compression.base import Compressor
     from parallel.planning.job import Axes, Job, Prediction
+    from parallel.sync.compression.base import Compressor
     from parallel.trainer import DistributedTrainer
 
 
@@ -93,21 +93,21 @@ def Downpour(
     ReplicaError
         If ranks were given different networks, losses, optimizers or settings.
     """
-    from parallel.exchange.asynchronous.served import Asynchronous
+    from parallel.sync.asynchronous.served import Asynchronous
     from parallel.trainer import DistributedTrainer
 
     keys = DownpourKeys(push, fetch, ahead, warm)
     check_apart(network)
     how = {"push_every": push, "fetch_every": fetch, "ahead": ahead, "warm": warm, "local": True, "limit": limit}
-    exchange = Asynchronous(communicator.size, servers, place, compressor, **how)
-    mesh, pass_ = served_mesh(communicator, exchange, loss, pipeline, tensor, way=way, limit=limit, **schedule)
+    sync = Asynchronous(communicator.size, servers, place, compressor, **how)
+    mesh, pass_ = served_mesh(communicator, sync, loss, pipeline, tensor, way=way, limit=limit, **schedule)
     mesh.agree({"Downpour": f"{servers} on {place}, {keys!r}"})
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange, seed, "Downpour")
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, "Downpour")
 
 
 def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
     """Replicas and servers, each at a step of its own."""
-    from parallel.exchange import compression
+    from parallel.sync import compression
 
     arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
     keys = vars(DownpourKeys.parse(options.strategy)) | replica_sizes(options, communicator.size)

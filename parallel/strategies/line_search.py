@@ -7,11 +7,11 @@ import math
 from nn.core.network import Network
 from nn.layers.dropout import Dropout
 from nn.losses import Loss
-from parallel.exchange.commanded.post import LIMIT
-from parallel.exchange.commanded.quasi_newton import QuasiNewton
-from parallel.exchange.commanded.shards import Commanded
 from parallel.mesh import Mesh, agree
 from parallel.passes.chunks import Chunks
+from parallel.sync.commanded.post import LIMIT
+from parallel.sync.commanded.quasi_newton import QuasiNewton
+from parallel.sync.commanded.shards import Commanded
 from parallel.trainer import DistributedTrainer
 
 
@@ -41,10 +41,10 @@ class LineSearchTrainer(DistributedTrainer):
         refuse_changing(network)
         if communicator:
             agree(communicator, {"Sandblaster": f"{servers} shards on {place}, chunks of {chunk}, same={same_batch}"})
-        exchange = Commanded(communicator.size if communicator else 1, servers, place, limit)
-        mesh = Mesh(communicator, exchange.workers if communicator else None)
+        sync = Commanded(communicator.size if communicator else 1, servers, place, limit)
+        mesh = Mesh(communicator, sync.workers if communicator else None)
         self.same_batch, self.samples = same_batch, None
-        super().__init__(network, loss, optimizer, mesh, Chunks(chunk), exchange, seed, "Sandblaster")
+        super().__init__(network, loss, optimizer, mesh, Chunks(chunk), sync, seed, "Sandblaster")
 
     def make_step(self, x, y, total, accumulate):
         """One iteration of L-BFGS on a batch; returns the loss before it.
@@ -60,14 +60,14 @@ class LineSearchTrainer(DistributedTrainer):
             micro = self.pass_.chunk(number, total)
             return self.compute_gradients(x[micro.rows], y[micro.rows], total, micro)
 
-        loss = self.exchange.search(compute, chunks, bool(self.same_batch) and self.samples in (None, total))
+        loss = self.sync.search(compute, chunks, bool(self.same_batch) and self.samples in (None, total))
         if not math.isfinite(loss):
             rows = [micro.rows for micro in self.pass_.divide(len(x), total, 1)]
             raise self.bad_step(loss, [(each.start, x[each]) for each in rows])
         self.samples = total
         self.steps += 1
-        if self.exchange.finished:
-            self.say(f"step {self.steps}: {self.exchange.finished}")
+        if self.sync.finished:
+            self.say(f"step {self.steps}: {self.sync.finished}")
         return loss
 
     def set_epoch_steps(self, steps):
@@ -90,7 +90,7 @@ class LineSearchTrainer(DistributedTrainer):
             total = samples
         told = self.mesh.allgather((samples, total))
         for rank, (samples, total) in enumerate(told):
-            expected = told[0][1] if self.mesh.size == 1 or rank in self.exchange.workers else 0
+            expected = told[0][1] if self.mesh.size == 1 or rank in self.sync.workers else 0
             if total is None or total != told[0][1] or samples != expected or total < 1:
                 raise ValueError(
                     f"step {self.steps}: rank {rank} has {samples} samples of a batch of {total}; expected {expected} "

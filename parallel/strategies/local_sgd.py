@@ -1,4 +1,4 @@
-"""Replicas that train apart, without a server: local SGD, DiLoCo, EASGD. See exchange/replicas.py.
+"""Replicas that train apart, without a server: local SGD, DiLoCo, EASGD. See sync/replicas.py.
 
 What they cost in accuracy for what they save in messages: scripts/experiments/asynchronous.py.
 """
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from nn.core.network import Network
     from nn.losses import Loss
     from nn.optim.optimizers import Optimizer
-    from parallel.exchange.replicas import Replicas
     from parallel.planning.job import Axes, Job, Prediction
+    from parallel.sync.replicas import Replicas
     from parallel.trainer import DistributedTrainer
 
 
@@ -89,7 +89,7 @@ def LocalSGD(
     ReplicaError
         If ranks were given different networks, losses, optimizers or settings.
     """
-    from parallel.exchange.replicas import Averaged
+    from parallel.sync.replicas import Averaged
 
     keys = LocalSGDKeys(every, drift)
     parts = network, loss, optimizer, communicator, seed
@@ -132,11 +132,11 @@ def DiLoCo(
         As for LocalSGD.
     """
     from nn.optim.optimizers import SGD
-    from parallel.exchange.replicas import Outer
+    from parallel.sync.replicas import Outer
 
     keys = DiLoCoKeys(every, outer, momentum, nesterov)
-    exchange = Outer(every, SGD(outer, momentum, nesterov=nesterov and bool(momentum)))
-    return _replicas("DiLoCo", network, loss, optimizer, communicator, seed, exchange, keys, pipeline, tensor, **how)
+    sync = Outer(every, SGD(outer, momentum, nesterov=nesterov and bool(momentum)))
+    return _replicas("DiLoCo", network, loss, optimizer, communicator, seed, sync, keys, pipeline, tensor, **how)
 
 
 def EASGD(
@@ -172,10 +172,10 @@ def EASGD(
     ReplicaError
         As for LocalSGD.
     """
-    from parallel.exchange.replicas import Elastic
+    from parallel.sync.replicas import Elastic
 
-    keys, exchange = EASGDKeys(every, alpha), Elastic(every, alpha)
-    return _replicas("EASGD", network, loss, optimizer, communicator, seed, exchange, keys, pipeline, tensor, **how)
+    keys, sync = EASGDKeys(every, alpha), Elastic(every, alpha)
+    return _replicas("EASGD", network, loss, optimizer, communicator, seed, sync, keys, pipeline, tensor, **how)
 
 
 def _replicas(
@@ -185,7 +185,7 @@ def _replicas(
     optimizer: Optimizer,
     communicator,
     seed: int,
-    exchange: Replicas,
+    sync: Replicas,
     keys: Keys,
     pipeline: int = 1,
     tensor: int = 1,
@@ -199,7 +199,7 @@ def _replicas(
     pass_ = replica_pass(loss, pipeline, tensor, **how)
     mesh = Mesh(communicator, pipeline=pipeline, tensor=tensor)
     mesh.agree({"how replicas meet": repr(keys)})
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange, seed, name)
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, name)
 
 
 KEYS = {keys.name: keys for keys in (LocalSGDKeys, DiLoCoKeys, EASGDKeys)}

@@ -33,10 +33,10 @@ def DataParallel(network: Network, loss: Loss, optimizer: Optimizer, communicato
     `shard` is the whole batch on the master and nothing elsewhere: workers get their samples from the master, in
     evaluation too. Their parameters are those of the last broadcast, and they have no moments.
     """
-    from parallel.exchange.master import Master
     from parallel.mesh import Mesh
     from parallel.passes.dealt import Dealt
     from parallel.passes.whole import Whole
+    from parallel.sync.master import Master
     from parallel.trainer import DistributedTrainer
 
     pass_, name = Dealt(Whole()), "DataParallel"
@@ -63,10 +63,10 @@ def ReproducibleMasterWorker(
     ValueError
         More ranks than shards; synchronised statistics, which need all shards at once.
     """
-    from parallel.exchange.master import Master
     from parallel.mesh import Mesh
     from parallel.passes.dealt import Dealt
     from parallel.passes.virtual_shards import VirtualShards
+    from parallel.sync.master import Master
     from parallel.trainer import DistributedTrainer
 
     pass_, name = Dealt(VirtualShards(shards)), "ReproducibleMasterWorker"

@@ -65,7 +65,7 @@ def OneWeirdTrick(
     communicator : collectives.Communicator
     scheme : {"all", "turns", "shares", "features"}
         How activations move from the ones to the others; see above.
-    bucketing : bucket, first, overlap of exchange/messages.py, or None
+    bucketing : bucket, first, overlap of sync/messages.py, or None
         How the convolutions' gradients are summed.
 
     Raises
@@ -75,14 +75,14 @@ def OneWeirdTrick(
     ReplicaError
         If ranks were given different networks, losses or optimizers.
     """
-    from parallel.exchange.base import Exchange
     from parallel.mesh import Mesh
     from parallel.strategies.along_data import BUCKETING
     from parallel.strategies.weird_trick_pass import WeirdTrick
+    from parallel.sync.base import GradientSync
     from parallel.trainer import DistributedTrainer
 
     mesh, pass_ = Mesh(communicator, tensor=communicator.size), WeirdTrick(loss, scheme, bucketing or BUCKETING)
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, Exchange(), seed, "OneWeirdTrick")
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, GradientSync(), seed, "OneWeirdTrick")
 
 
 def check(options, ranks: int | None, network, optimizer) -> None:

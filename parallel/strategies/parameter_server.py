@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from nn.core.network import Network
     from nn.losses import Loss
     from nn.optim.optimizers import Optimizer
-    from parallel.exchange.compression.base import Compressor
-    from parallel.exchange.served import Served
     from parallel.mesh import Mesh
     from parallel.passes.whole import Whole
     from parallel.planning.job import Axes, Job, Prediction
+    from parallel.sync.compression.base import Compressor
+    from parallel.sync.served import Served
     from parallel.trainer import DistributedTrainer
 
 CONSISTENCIES = ("sync", "ssp", "async")
@@ -121,10 +121,10 @@ def ParameterServer(
     ReplicaError
         If ranks were given different networks, losses, optimizers, servers or methods.
     """
-    from parallel.exchange.asynchronous.served import Asynchronous
-    from parallel.exchange.served import Served
     from parallel.mesh import agree
     from parallel.passes.virtual_shards import VirtualShards
+    from parallel.sync.asynchronous.served import Asynchronous
+    from parallel.sync.served import Served
     from parallel.trainer import DistributedTrainer
 
     told = f"{servers} on {place}, {consistency}{', compensated' * delay_compensation}"
@@ -135,26 +135,26 @@ def ParameterServer(
         refuse(delay_compensation, "delay compensation: synchronous gradients have no delay")
         ranks = pipeline * tensor
         refuse(ranks > 1, f"workers of {ranks} ranks: {IN_STEP}: use consistency 'async', or 'ssp:S'")
-        exchange = Served(*arguments)
+        sync = Served(*arguments)
     else:
         check_apart(network, shards)
         more = {"compensate": delay_compensation, "limit": limit}
-        exchange = Asynchronous(*arguments, bound=how.bound, ahead=how.ahead, **more)
-    mesh, pass_ = served_mesh(communicator, exchange, loss, pipeline, tensor, way=way, limit=limit, **schedule)
+        sync = Asynchronous(*arguments, bound=how.bound, ahead=how.ahead, **more)
+    mesh, pass_ = served_mesh(communicator, sync, loss, pipeline, tensor, way=way, limit=limit, **schedule)
     pass_ = VirtualShards(shards) if shards else pass_
     name = f"{'Compressed' * bool(compressor)}{'Reproducible' * bool(shards)}ParameterServer"
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange, seed, name)
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, name)
 
 
-def served_mesh(communicator, exchange: Served, loss: Loss, pipeline: int, tensor: int, **how) -> tuple[Mesh, Whole]:
+def served_mesh(communicator, sync: Served, loss: Loss, pipeline: int, tensor: int, **how) -> tuple[Mesh, Whole]:
     """Who computes beside servers, and how: workers of one rank, or of several that have a network together."""
     from parallel.mesh import Mesh
     from parallel.strategies.replica_pass import replica_pass
 
     ranks = pipeline * tensor
-    refuse(ranks > 1 and exchange.place != "own", f"workers of {ranks} ranks: {ON_WORKERS}: use place 'own'")
+    refuse(ranks > 1 and sync.place != "own", f"workers of {ranks} ranks: {ON_WORKERS}: use place 'own'")
     pass_ = replica_pass(loss, pipeline, tensor, **how)
-    return Mesh(communicator, exchange.workers, pipeline=pipeline, tensor=tensor), pass_
+    return Mesh(communicator, sync.workers, pipeline=pipeline, tensor=tensor), pass_
 
 
 def CompressedParameterServer(*arguments, compressor: Compressor, **options) -> DistributedTrainer:
@@ -193,9 +193,9 @@ def check_workers(options) -> None:
 
 def check(options, ranks: int | None, network, optimizer) -> int | None:
     """Refuse servers that there are no ranks or no parameters for, and norms of slices; returns the workers."""
-    from parallel.exchange import compression
-    from parallel.exchange.push_pull import roles, server_slices
     from parallel.passes import virtual_shards
+    from parallel.sync import compression
+    from parallel.sync.push_pull import roles, server_slices
 
     if options.compress:
         compression.parse(options.compress).check_messages(options.servers)
@@ -210,7 +210,7 @@ def check(options, ranks: int | None, network, optimizer) -> int | None:
 
 def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
     """Workers and parameter servers."""
-    from parallel.exchange import compression
+    from parallel.sync import compression
 
     return ParameterServer(
         network,

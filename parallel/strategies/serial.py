@@ -5,9 +5,9 @@ from __future__ import annotations
 from nn.core.network import Network
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
-from parallel.exchange.fixed_tree import FixedTree
 from parallel.mesh import Mesh
 from parallel.passes.virtual_shards import VirtualShards
+from parallel.sync.fixed_tree import FixedTree
 from parallel.trainer import DistributedTrainer
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nn.core.network import Network
     from nn.losses import Loss
     from nn.optim.optimizers import Optimizer
-    from parallel.exchange.compression import Compressor
+    from parallel.sync.compression import Compressor
     from parallel.trainer import DistributedTrainer
 
 
@@ -78,9 +78,9 @@ def TensorParallel(
     from parallel.trainer import DistributedTrainer
 
     mesh = Mesh(communicator, context=context, tensor=tensor or communicator.size // context)
-    exchange = exchange_along(mesh, stage, bucketing, unit_bytes, prefetch, compressor)
+    sync = exchange_along(mesh, stage, bucketing, unit_bytes, prefetch, compressor)
     pass_ = SharedPass(loss, way, SequenceParts(attention))
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange, seed, "TensorParallel")
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, "TensorParallel")
 
 
 def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:

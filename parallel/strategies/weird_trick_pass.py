@@ -10,7 +10,6 @@ from collectives.steps import chunk
 from nn.core.context import ALONE, LayerContext
 from nn.core.layer import Sequential
 from nn.losses import Loss
-from parallel.exchange.messages import Buckets
 from parallel.mesh import Ranks
 from parallel.passes.whole import Whole
 from parallel.state.splits import NetworkPart
@@ -18,6 +17,7 @@ from parallel.strategies.activation_rounds import Rounds
 from parallel.strategies.join import UnevenTotal
 from parallel.strategies.tensor.boundary import shapes, split
 from parallel.strategies.tensor.moves import sum_as_one
+from parallel.sync.messages import Buckets
 
 
 class WeirdTrick(Whole):
@@ -91,12 +91,12 @@ class WeirdTrick(Whole):
         if last:
             self.mean_statistics()
             context.on_gradients_ready = lambda end: self.buckets.ready(end - self.start_of_convolutions)
-        trainer.tell(loss + before, total, micro)
+        trainer.set_loss(loss + before, total, micro)
         if some:
             context.groups["data"] = self.group
             self.halves[0].backward(self.views[0], ga, saved, self.contexts[0])
         else:
-            trainer.exchange.skip(micro)
+            trainer.sync.skip_pass(micro)
         if last:
             self.buckets.ready(len(trainer.gradients) - self.start_of_convolutions)
             if news := self.buckets.sum():

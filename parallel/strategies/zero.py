@@ -7,7 +7,7 @@
 | ZeRO2 | and gradients | Psi + 3 Psi/N | 2 Psi |
 | FullyShardedDataParallel (ZeRO-3) | and parameters | 4 Psi/N | 3 Psi |
 
-for Psi parameters on N ranks: exchange/sharded.py says how.
+for Psi parameters on N ranks: sync/sharded.py says how.
 
 Milliseconds a step on 2 ranks of one node with Adam, 64 samples each, replicated and stages 1 to 3 (measured, median):
 MLP 784-512-512-10 7.7, 8.0, 7.7, 8.1; eight layers of 1024 x 1024 85, 85, 87, 97.
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from collectives.pricing.networks import Network as CostNetwork
-    from parallel.exchange.compression.base import Compressor
-    from parallel.exchange.sharded import Sharded
     from parallel.planning.job import Axes, Job, Prediction
     from parallel.planning.profile import LayerProfile
+    from parallel.sync.compression.base import Compressor
+    from parallel.sync.sharded import Sharded
     from parallel.trainer import DistributedTrainer
 
 UNIT_BYTES = 1 << 20
@@ -162,7 +162,7 @@ def sharding(
     ValueError
         A compressor that keeps something.
     """
-    from parallel.exchange.sharded import Sharded
+    from parallel.sync.sharded import Sharded
 
     if compressor and (compressor.memories or compressor.no_messages):
         raise ValueError(f"{compressor!r} does not work with shards: {NOT_COMPRESSED}")
@@ -176,10 +176,10 @@ def _zero(stage, name, network, loss, optimizer, communicator, seed, compressor,
     from parallel.passes.whole import Whole
     from parallel.trainer import DistributedTrainer
 
-    exchange = sharding(communicator, stage, *cut, compressor)
+    sync = sharding(communicator, stage, *cut, compressor)
     pass_ = VirtualShards(shards) if shards else Whole()
     name = f"{'Compressed' * bool(compressor)}{'Reproducible' * bool(shards)}{name}"
-    return DistributedTrainer(network, loss, optimizer, Mesh(communicator), pass_, exchange, seed, name)
+    return DistributedTrainer(network, loss, optimizer, Mesh(communicator), pass_, sync, seed, name)
 
 
 def check(options, ranks: int | None, network, optimizer) -> None:
@@ -198,7 +198,7 @@ def shard_arguments(options) -> dict:
 
 def summed(options) -> dict:
     """Return how gradients are summed, where it is not the usual way."""
-    from parallel.exchange import compression
+    from parallel.sync import compression
 
     compressor = compression.parse(options.compress) if options.compress else None
     return {"compressor": compressor, "shards": options.reproducible or 0}

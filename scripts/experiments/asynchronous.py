@@ -190,7 +190,7 @@ def train(chosen: argparse.Namespace, asked: Options, parts, ranks, slow: bool) 
                 break
             trainer.step(x, y, total)
     else:
-        trainer.exchange.begin(0, 0, chosen.batch, 1)  # and serves until all have finished
+        trainer.sync.begin_step(0, 0, chosen.batch, 1)  # and serves until all have finished
     spent = time.perf_counter() - start
     late = {}
     if not one:

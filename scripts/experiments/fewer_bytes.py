@@ -76,7 +76,7 @@ def options(argv: list[str] | None) -> argparse.Namespace:
 def check(chosen: argparse.Namespace) -> None:
     """Refuse what the ranks could not do."""
     import nn
-    from parallel.exchange.compression import parse
+    from parallel.sync.compression import parse
 
     data = nn.data.load(chosen.data)
     nn.models.build(chosen.model, data.in_shape, data.classes)
@@ -144,7 +144,7 @@ def train(chosen: argparse.Namespace, method: str, seed: int, communicator, data
     """One run: bytes of a rank and step, accuracy, milliseconds, losses of the epochs."""
     import nn
     from parallel import CompressedDataParallel
-    from parallel.exchange.compression import parse
+    from parallel.sync.compression import parse
 
     name = method.removesuffix(FORGETS)
     network = nn.models.build(chosen.model, data.in_shape, data.classes)
@@ -157,7 +157,7 @@ def train(chosen: argparse.Namespace, method: str, seed: int, communicator, data
     trainer.set_epoch_steps(len(loader))
     if method.endswith(FORGETS):
         forget(trainer)
-    seconds, whole = [0.0], trainer.exchange.sum
+    seconds, whole = [0.0], trainer.sync.finish_step
 
     def timed():
         start = time.perf_counter()
@@ -165,12 +165,12 @@ def train(chosen: argparse.Namespace, method: str, seed: int, communicator, data
         seconds[0] += time.perf_counter() - start
         return summed
 
-    trainer.exchange.sum = timed
+    trainer.sync.finish_step = timed
     sent: list[float] = []  # MB, at the end of each epoch
 
     class Count(nn.Callback):
         def on_epoch(self, training, record):
-            sent.append(trainer.exchange.wire.traffic.total / 1e6)
+            sent.append(trainer.sync.wire.traffic.total / 1e6)
 
     training = nn.fit(trainer, loader, chosen.epochs, [Count()], test=test)
     trainer.check_replicas()
@@ -187,14 +187,14 @@ def train(chosen: argparse.Namespace, method: str, seed: int, communicator, data
 
 def forget(trainer) -> None:
     """Empty the memories after every step."""
-    reduce = trainer.exchange.compressor.reduce
+    reduce = trainer.sync.compressor.reduce
 
     def forgetful(*given) -> None:
         reduce(*given)
-        for memory in trainer.exchange.compressor.memory.values():
+        for memory in trainer.sync.compressor.memory.values():
             memory[:] = 0
 
-    trainer.exchange.compressor.reduce = forgetful
+    trainer.sync.compressor.reduce = forgetful
 
 
 def draw(rows: list[dict], chosen: argparse.Namespace):

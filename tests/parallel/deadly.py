@@ -143,7 +143,7 @@ if launcher.inside():
             joining("after it was taken in")
             return merged
         newcomers.come_in = has_come
-    from parallel.exchange import node_memory
+    from parallel.sync import node_memory
     node_memory.Block.update = tearing(node_memory.Block.update)
     if "KEEPS_NOTHING" in os.environ:
         node_memory.Shadow.keep = lambda *_: None

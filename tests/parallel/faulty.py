@@ -56,8 +56,8 @@ def patch(kind: str, phase: str) -> None:
     def poison(many):
         many = many.trainer if isinstance(many, RanksCheckpointWriter) else many
         many.flat_parameters[...] = np.nan
-        if getattr(many.exchange, "serves", False):
-            many.exchange.held[...] = np.nan
+        if getattr(many.sync, "serves", False):
+            many.sync.held[...] = np.nan
 
     def fill(_):
         resource.setrlimit(resource.RLIMIT_FSIZE, (700, resource.RLIM_INFINITY))

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from parallel.exchange.asynchronous.checking import Broken, Symbolic, explore
-from parallel.exchange.asynchronous.clock import Book, allowed
-from parallel.exchange.asynchronous.wire import DONE, PUSH
+from parallel.sync.asynchronous.checking import Broken, Symbolic, explore
+from parallel.sync.asynchronous.clock import Book, allowed
+from parallel.sync.asynchronous.wire import DONE, PUSH
 
 CASES = [
     ({"workers": 2, "servers": 1, "steps": 3, "bound": 0}, 0),

@@ -46,7 +46,7 @@ def downpour(comm, optimizer=None, servers=1, place="own", network=mlp, **option
 
 def pushed(trainer):
     """A list to which a worker's pushes are added, as they leave it."""
-    found, worker = [], trainer.exchange.worker
+    found, worker = [], trainer.sync.worker
     if worker:
         push = worker.push
 
@@ -80,8 +80,8 @@ def test_one_worker_is_one_process_with_any_optimizer(comm):
                 many = make(ranks, optimizer=rule(), servers=servers, **options)
                 found = train(many, "mlp")
                 many.settle()
-                assert many.exchange.updates == 5
-                assert not many.exchange.works or found == losses
+                assert many.sync.updates == 5
+                assert not many.sync.works or found == losses
                 if ranks.rank == 0:
                     np.testing.assert_array_equal(
                         many.flat_parameters, one.flat_parameters, err_msg=f"{name}, {servers}"
@@ -109,10 +109,9 @@ def test_in_step_the_servers_make_the_step_of_data_parallelism(comm):
             free(many)
         assert len(ends) == 1, "in the order of workers: the same bits every time"
     control = server(comm, consistency="ssp:0")
-    if control.exchange.works and comm.rank == 1:
-        control.exchange.worker.push = lambda rate: (
-            setattr(control.exchange.worker, "samples", 0)
-            or type(control.exchange.worker).push(control.exchange.worker, rate)
+    if control.sync.works and comm.rank == 1:
+        control.sync.worker.push = lambda rate: (
+            setattr(control.sync.worker, "samples", 0) or type(control.sync.worker).push(control.sync.worker, rate)
         )
     train(control, "mlp")
     control.settle()
@@ -132,7 +131,7 @@ def test_what_is_applied_is_what_was_pushed(comm):
             seen = nn.fit(many, loader, 2).history
             assert len(seen) == 2 and many.steps == 6
             mine = sum(sent, np.zeros(many.network.layout.size))
-            total = sum(comm.allgather(mine if many.exchange.works else np.zeros(many.network.layout.size)))
+            total = sum(comm.allgather(mine if many.sync.works else np.zeros(many.network.layout.size)))
             counts = many.counted()["staleness"]
             assert sum(counts["updates"]) == servers * sum(comm.allgather(len(sent)))
             if comm.rank == 0:
@@ -145,7 +144,7 @@ def test_what_is_applied_is_what_was_pushed(comm):
 
 @pytest.mark.mpi(ranks=3)
 def test_compressed_pushes_are_applied_too_and_the_rest_is_remembered(comm):
-    from parallel.exchange import compression
+    from parallel.sync import compression
 
     for text in "topk:0.1", "onebit":
         for make, options in (server, {"consistency": "async:ahead=1"}), (downpour, {"push": 2}):
@@ -153,7 +152,7 @@ def test_compressed_pushes_are_applied_too_and_the_rest_is_remembered(comm):
             start, sent = many.flat_parameters.copy(), pushed(many)
             train(many, "mlp")
             many.settle()
-            left = sum(memory for memory in many.exchange.memories.flat.values())
+            left = sum(memory for memory in many.sync.memories.flat.values())
             total = sum(comm.allgather(sum(sent) - left))
             assert difference((start - many.flat_parameters) / 0.1, total) < 1e-12, text
             found = many.bytes_sent()
@@ -169,14 +168,14 @@ class Token:
 
     def __init__(self, comm, trainer, straggler):
         self.comm, self.straggler = comm, straggler
-        begin = trainer.exchange.begin
+        begin = trainer.sync.begin_step
 
         def waiting(step, *rest):
             if comm.rank == straggler:
                 comm.recv(source=0)
             return begin(step, *rest)
 
-        trainer.exchange.begin = waiting
+        trainer.sync.begin_step = waiting
 
     def give(self):
         if self.comm.rank == 0:
@@ -195,8 +194,8 @@ def test_a_bound_holds_and_is_reached_beside_a_straggler(comm):
                 for _ in range(5):
                     token.give()
             many.step(*batch)
-            if many.exchange.works:
-                worker = many.exchange.worker
+            if many.sync.works:
+                worker = many.sync.worker
                 apart.append(worker.clock - 1 - min(copy.least for copy in worker.copies))
         if free_steps == 5:
             for _ in range(5):
@@ -212,8 +211,8 @@ def test_a_bound_holds_and_is_reached_beside_a_straggler(comm):
 def test_a_server_that_breaks_the_bound_is_caught_by_who_reads(comm):
     many = server(comm, consistency="ssp:1")
     token = Token(comm, many, 1)
-    if many.exchange.serves:
-        many.exchange.server.book.bound = math.inf
+    if many.sync.serves:
+        many.sync.server.book.bound = math.inf
     said = ""
     try:
         for batch in batches("mlp", many.shard):
@@ -243,19 +242,19 @@ def test_a_worker_that_has_finished_holds_nobody_back(comm):
         if comm.rank == 2 and i == 1:  # the server's later steps are those that worker 0 makes alone
             break
     if comm.rank == 1:
-        many.exchange.worker.finish(0.1)
+        many.sync.worker.finish(0.1)
     if comm.rank == 2:
-        many.exchange.server.serve(math.inf)
-        assert many.exchange.server.book.reached == {0: 5, 1: 2}
+        many.sync.server.serve(math.inf)
+        assert many.sync.server.book.reached == {0: 5, 1: 2}
     if comm.rank == 0:
-        many.exchange.worker.finish(0.1)
-    many.exchange.settled = True
+        many.sync.worker.finish(0.1)
+    many.sync.settled = True
     free(many)
 
 
 def test_servers_take_from_all_in_turn():
     """Who sends without end gets no more turns than others."""
-    from parallel.exchange.asynchronous.wire import HEAD_BYTES, Arrivals
+    from parallel.sync.asynchronous.wire import HEAD_BYTES, Arrivals
 
     class Flood:
         """Workers 0 and 2 always have sent something; 1 once in a while."""
@@ -288,7 +287,7 @@ def _byte():
 
 
 def test_compensation_is_its_formula():
-    from parallel.exchange.asynchronous.compensation import Compensation
+    from parallel.sync.asynchronous.compensation import Compensation
 
     rng = np.random.default_rng(0)
     correct, mean_square, w = Compensation(7, np.float64), np.zeros(7), rng.random(7)
@@ -349,7 +348,7 @@ def test_checkpoints_continue_and_are_continued_by_other_strategies(comm):
         first.step(*batch)
     kept = comm.bcast({name: array.copy() for name, array in first.state_dict().items()})
     straight.settle()
-    assert int(kept["exchange/updates"]) == straight.exchange.updates == 9, "three workers, three steps"
+    assert int(kept["exchange/updates"]) == straight.sync.updates == 9, "three workers, three steps"
     again = make()
     again.load_state_dict(kept)
     for batch in history[3:]:
@@ -367,7 +366,7 @@ def test_checkpoints_continue_and_are_continued_by_other_strategies(comm):
     other.step(*history[3])
     back = comm.bcast({name: array.copy() for name, array in other.state_dict().items()})
     again.load_state_dict(back)
-    assert again.exchange.updates == 4 * 3 and again.steps == 4
+    assert again.sync.updates == 4 * 3 and again.steps == 4
     again.step(*history[4])
     one = again.alone()
     assert comm.rank or (one.steps == 5 and np.isfinite(one.flat_parameters).all())
@@ -392,7 +391,7 @@ def test_a_loss_that_is_not_finite_ends_all_ranks_and_is_pushed_nowhere(comm):
                 many.step(x, y, total)
             many.settle()
         many.settle()
-        assert not many.exchange.works or np.isfinite(many.flat_parameters).all()
+        assert not many.sync.works or np.isfinite(many.flat_parameters).all()
         many.check_replicas()
         free(many)
     from nn.optim import clipping
@@ -400,8 +399,8 @@ def test_a_loss_that_is_not_finite_ends_all_ranks_and_is_pushed_nowhere(comm):
     many = server(comm, optimizer=nn.SGD(0.1, clip=clipping.ClipGlobalNorm(1.0)), consistency="async")
     with pytest.raises(FloatingPointError, match="norm"):
         for i, batch in enumerate(batches("mlp", many.shard)):
-            if many.exchange.works and i == 1:
-                many.exchange.add = lambda: many.gradients.fill(np.inf)
+            if many.sync.works and i == 1:
+                many.sync.end_addend = lambda: many.gradients.fill(np.inf)
             many.step(*batch)
         many.settle()
     free(many)
@@ -412,13 +411,13 @@ def test_who_waits_for_whom_is_told(comm):
     """A worker that goes away in the middle of a step: the server names it."""
     many = server(comm, consistency="async")
     if comm.rank == 1:
-        many.exchange.begin(0, 0, 16, 1)
-        many.exchange.server.limit = 0.05
+        many.sync.begin_step(0, 0, 16, 1)
+        many.sync.server.limit = 0.05
         with pytest.raises(TimeoutError, match=r"server on rank 1 waits for the workers on ranks 0 \(clock 0\)"):
-            many.exchange.sum()
-        many.exchange.server.limit = 60
+            many.sync.finish_step()
+        many.sync.server.limit = 60
         comm.send(None, 0)
-        many.exchange.sum()
+        many.sync.finish_step()
     else:
         comm.recv(source=1)
         (x, y, total), *_ = batches("mlp", (0, 1))
@@ -439,18 +438,18 @@ c = Communicator(MPI.COMM_WORLD)
 network = nn.Network(nn.Sequential(nn.Linear(4, 3)), (4,))
 how = {"consistency": "ssp:1", "limit": 60}
 trainer = ParameterServer(network, nn.CrossEntropyLoss(), nn.SGD(0.1), c, **how)
-exchange = trainer.exchange
-x, y = np.ones((2 * exchange.works, 4), "f4"), np.zeros(2 * exchange.works, int)
+sync = trainer.sync
+x, y = np.ones((2 * sync.works, 4), "f4"), np.zeros(2 * sync.works, int)
 for step in range(6):
     if (step, c.rank) == (2, 1):
         os.kill(os.getpid(), signal.SIGKILL)
     trainer.step(x, y, 4)
-if exchange.works:
-    exchange.worker.finish(0.1)
+if sync.works:
+    sync.worker.finish(0.1)
 else:
-    exchange.server.serve(float("inf"))
-    exchange.server.leave()
-open(f"{sys.argv[1]}/{c.rank}", "w").write(repr(exchange.server and exchange.server.book.reached))
+    sync.server.serve(float("inf"))
+    sync.server.leave()
+open(f"{sys.argv[1]}/{c.rank}", "w").write(repr(sync.server and sync.server.book.reached))
 os._exit(0)
 """
 

@@ -20,10 +20,10 @@ from collectives.pricing.networks import Network
 from collectives.pricing.traces import read_chrome_trace, read_goal, recorded_schedule
 from collectives.steps import Compute
 from parallel.command.options import Options
-from parallel.exchange.base import Exchange
 from parallel.reports.breakdown import PARTS, Breakdown, draw_breakdown
 from parallel.reports.timeline import told_apart, write_trace
 from parallel.run_trainer import RunTrainer
+from parallel.sync.base import GradientSync
 
 ROOT = Path(__file__).parents[2]
 NETLAB = ROOT / "scripts" / "netlab.py"
@@ -160,15 +160,15 @@ def test_measuring_costs_little_more_than_the_clock():
     """Three phases of a step that does nothing: six looks at it, and as much again, under a microsecond."""
 
     def trainer():
-        made = SimpleNamespace(communicator=None, sum_scores=None, phases=Exchange.phases)
+        made = SimpleNamespace(communicator=None, sum_scores=None, phases=GradientSync.phases)
         made.compute_gradients = lambda *_: None
-        made.exchange = SimpleNamespace(sum=lambda: None, update=lambda: None)
+        made.sync = SimpleNamespace(finish_step=lambda: None, update=lambda: None)
         return made
 
     def step(trainer):
         trainer.compute_gradients(1, 2, 3)
-        trainer.exchange.sum()
-        trainer.exchange.update()
+        trainer.sync.finish_step()
+        trainer.sync.update()
 
     def cost(call, *arguments):
         start = time.perf_counter()

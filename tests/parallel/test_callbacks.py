@@ -127,13 +127,13 @@ def test_memory_of_all_is_not_written_while_a_rank_reads_it(comm, action):
         "load_state_dict": lambda: many.load_state_dict(start),
         "rescale": lambda: many.rescale("velocity", 3.0),
     }[action]
-    told, meet = [], many.exchange.meet
+    told, meet = [], many.sync.barrier
 
     def tell():
         if comm.rank and not told:
             told.append(comm.send(None, dest=0))
 
-    many.exchange.meet = lambda what: (tell(), meet(what))
+    many.sync.barrier = lambda what: (tell(), meet(what))
     comm.Barrier()
     if comm.rank == 0:
         entries = many.state_items()

@@ -10,7 +10,7 @@ import nn
 def make(comm, network, method, optimizer="sgd", servers=1, place="own"):
     from collectives import Communicator
     from parallel import CompressedParameterServer
-    from parallel.exchange import compression
+    from parallel.sync import compression
 
     rule = OPTIMIZERS[optimizer]()
     arguments = network(), nn.CrossEntropyLoss(), rule, Communicator(comm), SEED, servers, place
@@ -65,18 +65,18 @@ def test_what_is_not_sent_is_kept_and_dealt_to_other_workers(comm):
     many = make(comm, mlp, "topk:0.1", servers=2, place="workers")
     x, y, total = batches("mlp", many.shard)[0]
     gradient = np.zeros_like(many.gradients)
-    taken = many.exchange.push
+    taken = many.sync.push
 
     def push():
         gradient[:] = many.gradients
         taken()
 
-    many.exchange.push = push
+    many.sync.push = push
     many.step(x, y, total)
     everything, sums = comm.allreduce(gradient), np.zeros_like(gradient)
-    if many.exchange.serves:
-        sums[many.exchange.own] = many.exchange.sums[: many.exchange.own.stop - many.exchange.own.start]
-    left = comm.allreduce(many.exchange.memories.flat["error"])
+    if many.sync.serves:
+        sums[many.sync.own] = many.sync.sums[: many.sync.own.stop - many.sync.own.start]
+    left = comm.allreduce(many.sync.memories.flat["error"])
     np.testing.assert_allclose(comm.allreduce(sums) + left, everything, rtol=0, atol=1e-14)
     assert np.abs(left).max() > 1e-6
     state, alone = many.state_dict(), many.alone()
@@ -84,7 +84,7 @@ def test_what_is_not_sent_is_kept_and_dealt_to_other_workers(comm):
     assert many.memory()["moments"] == many.flat_parameters.nbytes, "of SGD none, and the error"
     fewer = make(comm, mlp, "topk:0.1", servers=1, place="own")
     fewer.load_state_dict(state)
-    kept = lambda: fewer.exchange.memories.flat["error"] if fewer.exchange.works else 0 * left
+    kept = lambda: fewer.sync.memories.flat["error"] if fewer.sync.works else 0 * left
     np.testing.assert_allclose(comm.allreduce(kept()), left, atol=1e-15)
     fewer.load_state_dict({key: array for key, array in state.items() if not key.startswith("compress/")})
     assert not kept().any(), "nothing is left of a state without memories"
@@ -93,7 +93,7 @@ def test_what_is_not_sent_is_kept_and_dealt_to_other_workers(comm):
 @pytest.mark.mpi(ranks=3)
 def test_nan_leaves_everything_as_it_is_and_bad_methods_are_refused(comm):
     many = make(comm, mlp, "topk:0.1")
-    n = 4 if many.exchange.works else 0
+    n = 4 if many.sync.works else 0
     x, y = dataset("mlp").batch(np.arange(n))
     many.step(x, y, 8)
     before = many.snapshot()

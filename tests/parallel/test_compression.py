@@ -16,9 +16,9 @@ import nn
 from nn.core.layer import Sequential
 from nn.registry import registered
 from parallel.command.main import main
-from parallel.exchange.compression import parse
-from parallel.exchange.compression.packing import digits, pack, pack_indices, unpack, unpack_indices
-from parallel.exchange.compression.sparsification import SAMPLE, largest, likely
+from parallel.sync.compression import parse
+from parallel.sync.compression.packing import digits, pack, pack_indices, unpack, unpack_indices
+from parallel.sync.compression.sparsification import SAMPLE, largest, likely
 
 ROOT = Path(__file__).parents[2]
 FED_BACK = ("onebit", "signsgd", "topk:0.05", "threshold:0.8", "dgc:0.05,momentum=0")

@@ -17,7 +17,7 @@ METHODS = (
 def compressed(comm, text: str, network=equality.mlp, optimizer=None, loss=None):
     from collectives import Communicator
     from parallel import CompressedDataParallel
-    from parallel.exchange.compression import parse
+    from parallel.sync.compression import parse
 
     communicator = Communicator(comm)
     optimizer = optimizer or nn.SGD(0.1, weight_decay=1e-3)
@@ -28,7 +28,7 @@ def compressed(comm, text: str, network=equality.mlp, optimizer=None, loss=None)
 
 def wire(comm):
     from collectives import Communicator
-    from parallel.exchange.compression.wire import Wire
+    from parallel.sync.compression.wire import Wire
 
     return Wire(Communicator(comm))
 
@@ -81,18 +81,18 @@ def test_all_ranks_hold_the_same_bits_and_send_fewer_bytes(comm):
 @pytest.mark.mpi(ranks=3)
 def test_bytes_are_those_of_the_arrays_that_were_sent(comm):
     many = compressed(comm, "topk:0.05")
-    lengths, encode = [], many.exchange.compressor.encode
-    many.exchange.compressor.encode = lambda *given: lengths.append(encode(*given)) or lengths[-1]
+    lengths, encode = [], many.sync.compressor.encode
+    many.sync.compressor.encode = lambda *given: lengths.append(encode(*given)) or lengths[-1]
     equality.train(many, "mlp", 3)
-    others = 2 * many.exchange.together.nbytes * 2 // 3  # an allreduce of the loss
+    others = 2 * many.sync.together.nbytes * 2 // 3  # an allreduce of the loss
     sent, dense = many.bytes_sent().values()
     assert sent == 2 * np.mean([len(message) for message in lengths]) + others
-    assert dense * 3 == 4 * (many.gradients.nbytes + many.exchange.together.nbytes)
+    assert dense * 3 == 4 * (many.gradients.nbytes + many.sync.together.nbytes)
 
 
 @pytest.mark.mpi(ranks=3)
 def test_the_sum_of_what_is_decoded_is_what_all_ranks_get(comm):
-    from parallel.exchange.compression import parse
+    from parallel.sync.compression import parse
 
     region = equality.mlp().layout.region()
     everyone = [random(region, rank) for rank in range(3)]
@@ -107,7 +107,7 @@ def test_the_sum_of_what_is_decoded_is_what_all_ranks_get(comm):
 
 @pytest.mark.mpi(ranks=[1, 3], more=[4])
 def test_fp16_rounds_the_sum_once(comm):
-    from parallel.exchange.compression import parse
+    from parallel.sync.compression import parse
 
     region = equality.mlp().layout.region()
     everyone = [random(region, rank) * 1e-7 for rank in range(comm.size)]
@@ -121,7 +121,7 @@ def test_fp16_rounds_the_sum_once(comm):
 
 @pytest.mark.mpi(ranks=3)
 def test_terngrad_shares_the_largest_gradient(comm):
-    from parallel.exchange.compression import parse
+    from parallel.sync.compression import parse
 
     region = equality.mlp().layout.region()
     g = random(region, comm.rank)
@@ -152,7 +152,7 @@ def random(region, seed: int) -> np.ndarray:
 
 @pytest.mark.mpi(ranks=3)
 def test_powersgd(comm):
-    from parallel.exchange.compression import parse
+    from parallel.sync.compression import parse
 
     region, size = equality.mlp().layout.region(), comm.size
     w = wire(comm)
@@ -246,18 +246,18 @@ def test_another_number_of_ranks_keeps_what_waits(comm):
     assert kept["compress/v/1.W"].shape == (4, *four.network.layout.specs["1.W"].shape)
     two.load_state_dict(kept)
     for memory in ("u", "v"):
-        waiting = np.sum(comm.allgather(four.exchange.compressor.memory[memory]), axis=0)
-        now = np.sum(pairs.allgather(two.exchange.compressor.memory[memory]), axis=0)
+        waiting = np.sum(comm.allgather(four.sync.compressor.memory[memory]), axis=0)
+        now = np.sum(pairs.allgather(two.sync.compressor.memory[memory]), axis=0)
         np.testing.assert_allclose(now, waiting, rtol=1e-13, atol=1e-18)
         assert np.abs(waiting).max() > 0
-        assert two.exchange.compressor.memory[memory].any() == (pairs.rank == 0)
+        assert two.sync.compressor.memory[memory].any() == (pairs.rank == 0)
     fresh = compressed(comm, "topk:0.1")  # a checkpoint of any strategy will do
     fresh.load_state_dict({name: array for name, array in kept.items() if not name.startswith("compress/")})
-    assert (fresh.flat_parameters == four.flat_parameters).all() and not fresh.exchange.compressor.memory["error"].any()
+    assert (fresh.flat_parameters == four.flat_parameters).all() and not fresh.sync.compressor.memory["error"].any()
     equality.train(fresh, "mlp", 1)
-    assert fresh.exchange.compressor.memory["error"].any()
+    assert fresh.sync.compressor.memory["error"].any()
     fresh.load_state_dict(kept)  # residuals of another method: this one's begin anew
-    assert not fresh.exchange.compressor.memory["error"].any()
+    assert not fresh.sync.compressor.memory["error"].any()
 
 
 @pytest.mark.mpi(ranks=2)
@@ -303,7 +303,7 @@ def test_training_converges(comm, methods):
             for batch in loader.epoch(epoch):
                 many.step(*batch)
                 if forget:
-                    many.exchange.compressor.memory["error"][:] = 0
+                    many.sync.compressor.memory["error"][:] = 0
         many.check_replicas()
         score = nn.evaluate(many, nn.Loader(test, 360, shuffle=False, shard=many.shard))["accuracy"]
         many.communicator.release()

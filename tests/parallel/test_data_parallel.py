@@ -119,7 +119,7 @@ def test_several_nodes(comm, nodes):
 def test_a_bucket_leaves_for_other_nodes_when_all_ranks_here_have_finished_it(comm, nodes):
     """Not before, though this rank has; the last one with the messages. A rank that does not wait sends wrong sums."""
     nodes([0, 0, 2, 2])
-    sums = distributed(comm, mlp(), OPTIMIZERS["sgd"](), overlap="poke", **TINY).exchange
+    sums = distributed(comm, mlp(), OPTIMIZERS["sgd"](), overlap="poke", **TINY).sync
     buckets, size = sums.buckets, len(sums.gradients)
     gradients = np.arange(size) + 1.0
     half = comm.allgather(sums.share.start + buckets.stops[0])[1]  # to the end of the second rank's first bucket
@@ -163,7 +163,7 @@ def test_a_bucket_leaves_for_other_nodes_when_all_ranks_here_have_finished_it(co
 
 def test_overlap_must_be_shown_to_be_faster():
     """By more than the noise of the steps; the first of each way does not count."""
-    from parallel.exchange.messages import ROUNDS, OverlapTrial
+    from parallel.sync.messages import ROUNDS, OverlapTrial
 
     def choice(**times):
         trial = OverlapTrial([*times])
@@ -189,12 +189,12 @@ def test_overlap_auto_tries_all_ways_tells_and_changes_no_bit(comm, nodes):
     many = distributed(comm, mlp(), overlap="auto", **MESSAGES)
     plain = distributed(comm, mlp(), overlap="poke", **MESSAGES)
     many.say = said.append
-    assert "overlap measured in the first steps" in many.describe() and len(many.exchange.buckets.buckets) > 3
+    assert "overlap measured in the first steps" in many.describe() and len(many.sync.buckets.buckets) > 3
     for _ in range(6):
         for batch in batches("mlp", many.shard):
             assert many.step(*batch) == plain.step(*batch)
     assert len(said) == 1 and all(way in said[0] for way in ("overlap ", "thread ", "poke ", "none ", " ms"))
-    assert len(set(comm.allgather(many.exchange.buckets.overlap))) == 1, "rank 0 decides for all"
+    assert len(set(comm.allgather(many.sync.buckets.overlap))) == 1, "rank 0 decides for all"
     assert (many.flat_parameters == plain.flat_parameters).all()
 
 
@@ -203,12 +203,12 @@ def test_ranks_that_measured_differently_overlap_alike(comm, nodes):
     """What each finds fastest is another way; all take rank 0's, and go on."""
     nodes([0, 1])
     many = distributed(comm, mlp(), overlap="auto", **MESSAGES)
-    trial = many.exchange.buckets.trial
+    trial = many.sync.buckets.trial
     trial.best = lambda: ["poke", "thread"][comm.rank]
     batch = batches("mlp", many.shard)[0]
-    while many.exchange.buckets.trial:
+    while many.sync.buckets.trial:
         many.step(*batch)
-    assert many.exchange.buckets.overlap == "poke" and many.exchange.buckets.communicators.keys() == {"poke"}
+    assert many.sync.buckets.overlap == "poke" and many.sync.buckets.communicators.keys() == {"poke"}
     many.step(*batch)
     many.check_replicas()
     many.close()
@@ -229,7 +229,7 @@ def test_gradients_that_are_ready_are_final(model):
 
 
 def test_buckets_end_with_layers_and_cover_all():
-    from parallel.exchange.messages import bucket_slices
+    from parallel.sync.messages import bucket_slices
 
     assert bucket_slices([4, 6, 30, 36, 40], 40, first=5, rest=10) == [
         slice(0, 6),
@@ -252,12 +252,12 @@ def test_control_without_communication_differs(comm, options):
     many = distributed(comm, mlp(), OPTIMIZERS["lars"](), **options)
 
     def keep_to_myself():
-        exchange = many.exchange
+        sync = many.sync
         if not options:
-            exchange.sums[: exchange.share.stop - exchange.share.start] = many.gradients[exchange.share]
-        return exchange.message.result()._replace(agreed=True)  # as if nothing were wrong
+            sync.sums[: sync.share.stop - sync.share.start] = many.gradients[sync.share]
+        return sync.message.result()._replace(agreed=True)  # as if nothing were wrong
 
-    many.exchange.sum = keep_to_myself
+    many.sync.finish_step = keep_to_myself
     train(many, "mlp")
     assert difference(many.flat_parameters, one.flat_parameters) > 1e-6
 
@@ -282,10 +282,10 @@ def test_aliased_buffers_are_caught(comm, monkeypatch):
     from collectives.node_memory.window import SharedWindow
 
     many = distributed(comm, mlp(), overlap="poke", **MESSAGES)
-    buckets = many.exchange.buckets.buckets
+    buckets = many.sync.buckets.buckets
     bucket, second = buckets[:2]
     buckets[1] = bucket.base[len(bucket) - 8 : len(bucket) + len(second)]
-    many.exchange.buckets.plan()
+    many.sync.buckets.plan()
     train(many, "mlp")
     assert difference(many.flat_parameters, one_process("mlp", "momentum")[0].flat_parameters) > 1e-6
 
@@ -331,13 +331,13 @@ def test_in_node_memory_there_is_one_array_of_parameters_and_moments(comm):
 
     many = distributed(comm, cnn(), OPTIMIZERS["adam"]())
     size = many.network.layout.size
-    share = many.exchange.share
+    share = many.sync.share
     assert share.stop - share.start <= -(-size // 32) * 16
     assert sum(comm.allgather(share.stop - share.start)) == size
-    many.exchange.begin(0, 0, 1, 2)
+    many.sync.begin_step(0, 0, 1, 2)
     many.gradients[:] = 1
-    many.exchange.tell(0.0, 1)
-    many.exchange.sum()
+    many.sync.set_loss(0.0, 1)
+    many.sync.finish_step()
     many.update()
     moved = np.flatnonzero(many.slots["mean"])
     assert set(moved) == set(range(size)), "every block of one array was updated, by one rank or the other"
@@ -563,15 +563,15 @@ def test_a_nan_is_told_by_all_before_the_update(comm):
 def test_a_norm_that_is_not_finite_stops_all_ranks(comm):
     """Also the rank whose slice is fine."""
     many = distributed(comm, mlp(), nn.SGD(0.1, clip=nn.optim.clipping.ClipNorm(0.1)))
-    whole = many.exchange.sum
+    whole = many.sync.finish_step
 
     def overflow():
         summed = whole()
         if comm.rank == 0:
-            many.exchange.sums[0] = np.inf
+            many.sync.sums[0] = np.inf
         return summed
 
-    many.exchange.sum = overflow
+    many.sync.finish_step = overflow
     with pytest.raises(FloatingPointError, match="not finite"):
         many.step(*batches("mlp", many.shard)[0])
 

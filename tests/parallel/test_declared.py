@@ -54,18 +54,18 @@ def test_every_strategy_passes_the_check(comm, name):
 def test_the_check_sees_what_is_wrong(comm, wrong, words, monkeypatch):
     import parallel
     from collectives import Communicator
-    from parallel.exchange.messages import Messages
+    from parallel.sync.messages import Messages
     from parallel.trainer import DistributedTrainer
 
     if wrong == "counts some gradients twice":
-        own_sum = Messages.sum
+        own_sum = Messages.finish_step
 
         def twice(self):
             result = own_sum(self)
             self.vector[:5] *= 2
             return result
 
-        monkeypatch.setattr(Messages, "sum", twice)
+        monkeypatch.setattr(Messages, "finish_step", twice)
     elif wrong == "forgets its formula":
         monkeypatch.setattr(DistributedTrainer, "formula", lambda self: {"moments": 0, "gradients": 10**6})
     else:

@@ -108,12 +108,12 @@ def test_the_state_is_that_before_what_is_not_whole(comm, optimizer):
     for met in (False, True):
         trainer = made()
         before = trainer.state_dict()
-        trainer.exchange.meet = until(1 if met and comm.rank == 0 else 0)  # then the first rank alone knows
+        trainer.sync.barrier = until(1 if met and comm.rank == 0 else 0)  # then the first rank alone knows
         with suppress(Died):
             step(trainer)
         assert trainer.steps == 3 + (met and comm.rank == 0)
         assert not same(trainer.state_dict(), before), "what ranks have together was changed"
-        trainer.exchange.part_from(comm.allgather(trainer.exchange.whole))
+        trainer.sync.detach(comm.allgather(trainer.sync.last_change))
         if not met:
             assert same(trainer.state_dict(), before)
         elif comm.rank == 0:
@@ -123,13 +123,13 @@ def test_the_state_is_that_before_what_is_not_whole(comm, optimizer):
 
     for meetings, first_knows in ((0, False), (1, False), (1, True)):
         trainer = made()
-        slot = next(iter(trainer.exchange.slots))
+        slot = next(iter(trainer.sync.slots))
         want = {name: array * (0.5 if f"/{slot}/" in name else 1) for name, array in trainer.state_dict().items()}
-        trainer.exchange.meet = until(2 if first_knows and comm.rank == 0 else meetings)
+        trainer.sync.barrier = until(2 if first_knows and comm.rank == 0 else meetings)
         with suppress(Died):
             trainer.rescale(slot, 0.5)
         comm.Barrier()
-        trainer.exchange.part_from(comm.allgather(trainer.exchange.whole))
+        trainer.sync.detach(comm.allgather(trainer.sync.last_change))
         assert same(trainer.state_dict(), want), f"{meetings} meetings, {first_knows}"
         comm.Barrier()
         trainer.close()

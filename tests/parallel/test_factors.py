@@ -9,8 +9,8 @@ from equality import SEED, difference
 
 import nn
 from nn.core.layer import Sequential
-from parallel.exchange.gradient_factors import wide_layers
-from parallel.exchange.node_memory import joined, shrinking_blocks
+from parallel.sync.gradient_factors import wide_layers
+from parallel.sync.node_memory import joined, shrinking_blocks
 
 
 def network(dtype=np.float64):
@@ -38,7 +38,7 @@ def test_a_matrix_that_two_layers_use_tells_gradients():
 
 @pytest.mark.parametrize("ranks", [2, 3, 16])
 def test_blocks_cover_the_layout_in_whole_rows_and_shrink(ranks, monkeypatch):
-    from parallel.exchange import node_memory
+    from parallel.sync import node_memory
 
     monkeypatch.setattr(node_memory, "SUMS", (256, 2048))
     monkeypatch.setattr(node_memory, "PRODUCTS", (1024, 8192))
@@ -115,7 +115,7 @@ def test_factors_are_told_instead_of_gradients_and_left_out_ones_are_missed(comm
 
     trainer = distributed(comm)
     if comm.rank == 1:
-        for layer in trainer.exchange.factors.layers:
+        for layer in trainer.sync.factors.layers:
             layer.keep = lambda x, gy: None
     assert steps(comm, trainer, [20]) > 1e-6, "rank 1's samples do not count"
     trainer.close()

@@ -6,7 +6,7 @@ from equality import BATCH, SEED, batches, difference
 
 import nn
 from parallel.command.options import Options
-from parallel.exchange.step_result import StepMessage
+from parallel.sync.step_result import StepMessage
 
 CASES = (
     {"strategy": "ddp"},

@@ -188,10 +188,8 @@ def test_what_is_left_out_is_seen(comm):
     _, losses = reference("transformer", "sgd")
 
     def no_data(many):
-        many.exchange.buckets.buckets = [
-            many.exchange.vector[many.local_network.layout.size :]
-        ]  # loss and statistics only
-        many.exchange.buckets.plan()
+        many.sync.buckets.buckets = [many.sync.vector[many.local_network.layout.size :]]  # loss and statistics only
+        many.sync.buckets.plan()
 
     def no_terms(many):
         many.pass_.terms = {}

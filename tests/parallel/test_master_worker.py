@@ -39,17 +39,17 @@ def test_equals_one_process(comm, ranks):
 
 def unsummed(comm, many):
     """Return the master's message on all ranks, with nothing summed."""
-    many.exchange.message.head[:] = comm.bcast(many.exchange.message.head)
-    return many.exchange.message.result()._replace(agreed=True)
+    many.sync.message.head[:] = comm.bcast(many.sync.message.head)
+    return many.sync.message.result()._replace(agreed=True)
 
 
 @pytest.mark.mpi(ranks=3)
 def test_controls_differ(comm):
     """The comparison above can fail: without the sum, without the broadcast, without synchronised statistics."""
     one, _ = one_process("mlp", "momentum")
-    for method in ("sum", "broadcast"):
+    for method in ("finish_step", "broadcast"):
         many = make(comm, mlp)
-        setattr(many.exchange, method, lambda many=many: unsummed(comm, many))
+        setattr(many.sync, method, lambda many=many: unsummed(comm, many))
         train(many, "mlp")
         assert comm.bcast(difference(many.flat_parameters, one.flat_parameters)) > 1e-6, method
     one, _ = one_process("cnn", "momentum")

@@ -26,8 +26,8 @@ from collectives import Deadlock, price, simulate
 from collectives.pricing.networks import Network
 from parallel.command.options import Options
 from parallel.command.rules import check_strategy
-from parallel.exchange.push_pull import pull, push, roles, server_slices
 from parallel.launch import launcher
+from parallel.sync.push_pull import pull, push, roles, server_slices
 
 
 def servers_of(size, place):
@@ -208,17 +208,17 @@ def test_controls_differ(comm):
     """The comparison above can fail: a server that takes its own gradient for the sum, statistics not shared."""
     one, _ = one_process("mlp", "momentum")
     many = make(comm, mlp, servers=2, place="workers")
-    served = many.exchange
+    served = many.sync
     whole = served.push
 
     def own_only():
         whole()
-        if many.exchange.serves:
-            many.exchange.sums[: -many.exchange.behind] = many.exchange.pushed[
-                slice(*many.exchange.slices[many.exchange.hosts.index(comm.rank)])
+        if many.sync.serves:
+            many.sync.sums[: -many.sync.behind] = many.sync.pushed[
+                slice(*many.sync.slices[many.sync.hosts.index(comm.rank)])
             ]
 
-    many.exchange.push = own_only
+    many.sync.push = own_only
     train(many, "mlp")
     assert difference(comm.bcast(many.flat_parameters), one.flat_parameters) > 1e-6
     many = make(comm, lambda: cnn(synchronized=False))
@@ -226,11 +226,11 @@ def test_controls_differ(comm):
     assert (
         difference(comm.bcast(many.flat_parameters), one_process("cnn", "momentum", steps=2)[0].flat_parameters) > 1e-6
     )
-    kept = comm.allgather(many.buffers.tobytes() if many.exchange.works else None)
+    kept = comm.allgather(many.buffers.tobytes() if many.sync.works else None)
     assert kept[0] == kept[1], "workers keep the same running statistics"
     if comm.rank == 1:
         many.flat_parameters[3] = np.nextafter(many.flat_parameters[3], 1)
-    if many.exchange.works:
+    if many.sync.works:
         from parallel import ReplicaError
 
         with pytest.raises(ReplicaError, match=r"on ranks \[1\] differs"):
@@ -249,7 +249,7 @@ def test_memory_evaluation_and_resuming(comm):
         many.step(*batch)
     size = many.network.layout.size
     assert sum(slot.size for slot in many.slots.values()) == (2 * size if comm.rank == 2 else 0), "moments are servers'"
-    assert hasattr(many, "gradients") == many.exchange.works, "a rank that only serves has room for no gradients"
+    assert hasattr(many, "gradients") == many.sync.works, "a rank that only serves has room for no gradients"
     kept = comm.bcast({name: array.copy() for name, array in many.state_dict().items()})
     assert kept.keys() == one.state_dict().keys()
     ends = []
@@ -280,16 +280,16 @@ def test_nan_on_one_worker_is_told_by_all_before_any_update(comm):
     for network, servers, place in [(mlp, 2, "own"), (cnn, 1, "own"), (mlp, 3, "workers")]:
         many = make(comm, network, servers=servers, place=place)
         before = many.snapshot()
-        n = 4 if many.exchange.works else 0
+        n = 4 if many.sync.works else 0
         x, y = np.zeros((n, 8, 8, 1)), np.zeros(n, int)
         if comm.rank == 1:
             x[2] = np.nan
         with pytest.raises(nn.NonFiniteLoss, match=r"step 0.*the input.*on rank 1"):
             many.step(x, y, 4 * many.shard[1])
-        held = ["held"] if many.exchange.serves else []
-        for name in ["replica"] * many.exchange.works + held:
-            parameters = slice(None, -many.exchange.behind) if network is mlp else slice(0, many.exchange.slices[0][0])
-            assert (getattr(many.exchange, name)[parameters] == before[name][parameters]).all()
+        held = ["held"] if many.sync.serves else []
+        for name in ["replica"] * many.sync.works + held:
+            parameters = slice(None, -many.sync.behind) if network is mlp else slice(0, many.sync.slices[0][0])
+            assert (getattr(many.sync, name)[parameters] == before[name][parameters]).all()
         assert all((many.slots[slot] == before[slot]).all() for slot in many.slots)
 
 
@@ -307,7 +307,7 @@ from parallel import ParameterServer
 c = Communicator(MPI.COMM_WORLD, watch=LIMIT)
 network = nn.Network(Sequential(nn.Linear(4, 3)), (4,))
 trainer = ParameterServer(network, nn.CrossEntropyLoss(), nn.SGD(0.1), c)
-x, y = np.ones((2 * trainer.exchange.works, 4), "f4"), np.zeros(2 * trainer.exchange.works, int)
+x, y = np.ones((2 * trainer.sync.works, 4), "f4"), np.zeros(2 * trainer.sync.works, int)
 
 def lost():
     time.sleep(1000)
@@ -342,15 +342,13 @@ def test_memory_and_bytes_of_workers_and_servers(comm):
         traffic = Traffic(Communicator(comm))
         many = ParameterServer(network, nn.CrossEntropyLoss(), nn.Adam(0.01), traffic, SEED, servers, place)
         memory = MemoryReport(many, traffic, 0)
-        rows = 2 if many.exchange.works else 0
+        rows = 2 if many.sync.works else 0
         x, y = np.zeros((rows, 480), np.float32), np.zeros(rows, int)
         many.step(x, y, 12, 2)
         found, formula = many.memory(), many.formula()
         assert all(found[kind] == pytest.approx(size, abs=100) for kind, size in formula.items())
-        assert sum(formula.values()) == pytest.approx(
-            (2 * many.exchange.works + 4 / servers * many.exchange.serves) * psi
-        )
-        behind = many.exchange.behind * 4  # bytes of loss and size of the batch, with every message
+        assert sum(formula.values()) == pytest.approx((2 * many.sync.works + 4 / servers * many.sync.serves) * psi)
+        behind = many.sync.behind * 4  # bytes of loss and size of the batch, with every message
         assert traffic.bytes["run"] == sent[comm.rank] * psi + messages[comm.rank] * behind
         report = memory.report()
         if comm.rank == 0:

@@ -171,7 +171,7 @@ def test_updates_are_counted_as_they_are_made(comm):
         other = dream(comm, mlp(), nn.Adam(0.01), mini_batches=5)  # another cut goes on with the counts of its layers
         other.load_state_dict(state)
         counts = [int(array) for name, array in state.items() if name.startswith("exchange/updates/")]
-        counts, made = comm.bcast(counts), comm.allgather(int(other.exchange.made))
+        counts, made = comm.bcast(counts), comm.allgather(int(other.sync.made))
         assert set(made) <= set(counts) and max(made) == max(counts) and min(counts) > 0
         assert replicas or set(counts) == {13}
         for each in many, other:
@@ -206,7 +206,7 @@ def test_replicated_stages_are_their_equations_exactly(comm):
                 many.close()
     if comm.size == 3:  # control: replicas that do not sum their gradients
         many = dream(comm, mlp(), OPTIMIZERS[0](), mini_batches=5, replicas=(2, 1))
-        many.exchange.sum_replicas = lambda bad: bad
+        many.sync.sum_replicas = lambda bad: bad
         _, state = told(many)
         _, expected = simulate(mlp(), OPTIMIZERS[0](), many.pass_.placement.cuts, 5, (2, 1), drained=(2,))
         assert comm.rank or any(not np.allclose(state[name], array) for name, array in expected.items())
@@ -223,7 +223,7 @@ def test_sums_of_replicas_leave_while_earlier_layers_go_backward(comm):
     for build, optimizer in (mlp, OPTIMIZERS[0]), (resnet, OPTIMIZERS[1]), (untied, OPTIMIZERS[0]):
         for overlap in "poke", "thread", "none":
             many = dream(comm, build(), optimizer(), mini_batches=5, replicas=replicas, bucketing=early(overlap))
-            buckets, left = many.exchange.buckets, []
+            buckets, left = many.sync.buckets, []
             if many.pass_.peers:
                 (stage,) = many.pass_.stages.values()
                 backward = stage.network.backward
@@ -243,7 +243,7 @@ def test_sums_of_replicas_leave_while_earlier_layers_go_backward(comm):
             assert bool(buckets) == (comm.rank < 2)
             if buckets:
                 assert len(buckets.buckets) > 2 and all((n > 0) == (overlap != "none") for n in left), (*what, left)
-                assert f"replicas sum gradients by messages, {len(buckets.buckets)} buckets" in many.exchange.describe()
+                assert f"replicas sum gradients by messages, {len(buckets.buckets)} buckets" in many.sync.describe()
             many.close()
 
 
@@ -258,11 +258,11 @@ def test_a_stage_keeps_as_many_versions_as_mini_batches_in_flight(comm):
         many = dream(comm, mlp(), nn.SGD(0.1), mini_batches=10, vertical_sync=sync, replicas=replicas)
         kept = [1]
 
-        def counted(*given, exchange=many.exchange, apply=many.exchange.apply, kept=kept):
+        def counted(*given, sync=many.sync, apply=many.sync.apply, kept=kept):
             apply(*given)
-            kept.append(1 + len(exchange.stash))
+            kept.append(1 + len(sync.stash))
 
-        many.exchange.apply = counted
+        many.sync.apply = counted
         for _ in range(2):
             many.step(*next(batches(mlp())))
         assert max(kept) == versions[comm.rank], (sync, replicas)
@@ -282,7 +282,7 @@ def test_the_pipeline_stays_full_from_step_to_step(comm):
     many.sum_scores(batch[0], batch[1])
     assert len(stream().kept) == 2 - comm.rank
     many.settle()
-    assert stream() is None and many.exchange.stash == {} and many.pass_.in_transit() == 0
+    assert stream() is None and many.sync.stash == {} and many.pass_.in_transit() == 0
     x, y, total = next(batches(mlp()))
     many.step(x, y, total)
     before = x.copy()

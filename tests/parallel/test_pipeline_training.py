@@ -118,8 +118,8 @@ def test_buckets_leave_while_earlier_stages_still_compute(comm):
         for schedule in schedules:
             options = {"schedule": schedule, "micro_batches": 3, "data": 2, "bucketing": early}
             many = pipeline(world(comm), build(), OPTIMIZERS["adam"](), **options)
-            told, ready = [], many.exchange.buckets.ready
-            many.exchange.buckets.ready = lambda end, told=told, ready=ready: (told.append(end), ready(end))
+            told, ready = [], many.sync.buckets.ready
+            many.sync.buckets.ready = lambda end, told=told, ready=ready: (told.append(end), ready(end))
             np.testing.assert_allclose(train(many), losses, rtol=1e-12, err_msg=f"{build.__name__}, {schedule}")
             state = many.state_dict()
             assert comm.rank or difference(state, one.state_dict()) < 1e-12, (build.__name__, schedule)

@@ -302,7 +302,7 @@ def test_replicas_meet_when_one_has_drifted(comm):
     for i, (x, y, total) in enumerate(batches("mlp", many.shard)):
         many.optimizer.lr = 0.5 if comm.rank == 1 and i == 2 else 1e-9
         many.step(x, y, total)
-        met.append(many.exchange.meetings)
+        met.append(many.sync.meetings)
     assert met == [0, 0, 1, 1, 1]
     found = many.counted()
     assert found["meetings"] == 1 and found["drift"] > 0.01
@@ -388,7 +388,7 @@ def test_a_loss_that_is_not_finite_is_told_where_all_meet(comm):
     from nn.optim import clipping
 
     many = make(comm, "LocalSGD", nn.SGD(0.1, clip=clipping.ClipGlobalNorm(1.0)), every=3)
-    many.exchange.add = lambda: many.gradients.fill(np.inf if comm.rank == 2 else 1.0)
+    many.sync.end_addend = lambda: many.gradients.fill(np.inf if comm.rank == 2 else 1.0)
     with pytest.raises(FloatingPointError, match="norm"):
         train(many, "mlp")
     free(many)

@@ -16,9 +16,9 @@ import nn
 from collectives.checking.simulator import simulate
 from collectives.steps import chunk
 from nn.core.layer import Sequential
-from parallel.exchange.fixed_tree import TreeSum, allreduce, cover, dealt, halves, reduce_scatter
 from parallel.passes.whole import UnevenTotal
 from parallel.strategies.serial import ReproducibleSerial
+from parallel.sync.fixed_tree import TreeSum, allreduce, cover, dealt, halves, reduce_scatter
 
 SHARDS = 8
 
@@ -203,7 +203,7 @@ def test_nor_on_what_is_sharded(comm):
         for stage in (ReproducibleZeRO1, ReproducibleZeRO2, ReproducibleFullyShardedDataParallel):
             arguments = MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), communicator, 5
             many = stage(*arguments, unit_bytes=2000, shards=SHARDS)
-            assert len(many.exchange.trees) > 2, "of units, and the tail's"
+            assert len(many.sync.trees) > 2, "of units, and the tail's"
             assert many.memory()["in transit"] > many.network.layout.count * 4, "sums are whole"
             assert fingerprint(many, model) == want, f"{many.name}, {model}, {optimizer}"
             many.close()

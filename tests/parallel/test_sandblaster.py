@@ -15,11 +15,11 @@ from nn.optim.lbfgs import LBFGS, Vectors
 from parallel import QuasiNewton
 from parallel.command import main
 from parallel.elastic.chaos import result
-from parallel.exchange.commanded.post import Letter, LocalPost, MPIPost
-from parallel.exchange.commanded.roles import COORDINATOR, KINDS, Coordinator, Replica, Shard
-from parallel.exchange.commanded.shards import WORKING, parts
-from parallel.exchange.push_pull import server_slices
 from parallel.strategies.sandblaster import Sandblaster
+from parallel.sync.commanded.post import Letter, LocalPost, MPIPost
+from parallel.sync.commanded.roles import COORDINATOR, KINDS, Coordinator, Replica, Shard
+from parallel.sync.commanded.shards import WORKING, parts
+from parallel.sync.push_pull import server_slices
 
 ROOT = Path(__file__).parents[2]
 SAMPLES, CHUNK, STEPS = 50, 7, 6

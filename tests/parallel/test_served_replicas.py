@@ -52,7 +52,7 @@ def assert_state(comm, trainer, want, case):
 
 def shared(trainer, vector):
     """What of a vector of this rank's is the same on every rank of its replica: what is not cut, or is tied."""
-    pieces = trainer.exchange.replica.pieces
+    pieces = trainer.sync.replica.pieces
     common = set.intersection(*({piece.name for piece in each if piece.split is None} for each in pieces))
     return np.concatenate(
         [array.ravel() for name, array in trainer.local_network.layout.items(vector) if name in common]
@@ -77,7 +77,7 @@ def test_one_replica_of_several_ranks_is_one_process(comm):
                 many = make(ranks, name, rule(), network, servers, way=way, **more)
                 found = [many.step(*batch, parts) for batch in batches(model, many.shard)]
                 many.settle()
-                if many.exchange.works:
+                if many.sync.works:
                     np.testing.assert_allclose(found, losses, rtol=1e-12)
                 many.check_replicas()
                 assert_state(ranks, many, one, (name, model, rule(), servers))
@@ -94,7 +94,7 @@ def assert_pipeline_is_one_process(comm, case, together, servers=1, name="Downpo
     many = make(comm, name, rule(), network, servers, **together, **options)
     found = [many.step(*batch) for batch in batches(data, many.shard)]
     many.settle()
-    if many.exchange.works:
+    if many.sync.works:
         np.testing.assert_allclose(found, losses, rtol=1e-12)
     many.check_replicas()
     assert_state(comm, many, one, (case, together, name))
@@ -128,7 +128,7 @@ def test_one_replica_that_is_a_pipeline_is_one_process(comm):
 @pytest.mark.mpi(ranks=3)
 def test_without_a_stage_a_pipeline_is_not_one_process(comm, monkeypatch):
     """The control: what the first rank pushes is its own stage, and zeros."""
-    from parallel.exchange.asynchronous.replica import Replica
+    from parallel.sync.asynchronous.replica import Replica
 
     pairs = Replica.pairs
 
@@ -137,7 +137,7 @@ def test_without_a_stage_a_pipeline_is_not_one_process(comm, monkeypatch):
 
     monkeypatch.setattr(Replica, "pairs", own_only)
     many = make(comm, optimizer=adagrad(), **PIPELINE)
-    first = comm.bcast(many.exchange.server.held.copy() if many.exchange.serves else None, root=2)
+    first = comm.bcast(many.sync.server.held.copy() if many.sync.serves else None, root=2)
     for batch in batches("mlp", many.shard):
         many.step(*batch)
     many.settle()
@@ -168,7 +168,7 @@ def test_in_step_two_replicas_make_the_step_of_data_parallelism(comm):
 @pytest.mark.mpi(ranks=5)
 def test_what_is_applied_is_what_two_replicas_pushed(comm):
     """With SGD the way from the first parameters to the last is the sum of all pushes, however late, once each."""
-    from parallel.exchange import compression
+    from parallel.sync import compression
 
     for name, options in (
         ("ParameterServer", {"consistency": "async:ahead=1"}),
@@ -180,8 +180,8 @@ def test_what_is_applied_is_what_two_replicas_pushed(comm):
         ("Downpour", {"push": 2, "compressor": compression.parse("topk:0.1")} | PIPELINE),
     ):
         many = make(comm, name, **options)
-        exchange, sent = many.exchange, []
-        if replica := exchange.replica:
+        sync, sent = many.sync, []
+        if replica := sync.replica:
             start, join = replica.join(many.flat_parameters).copy(), replica.join
 
             def noted(mine, join=join, sent=sent):
@@ -194,18 +194,18 @@ def test_what_is_applied_is_what_two_replicas_pushed(comm):
         history = nn.fit(many, loader, 2).history
         assert len(history) == 2 and many.steps == 6 and all(math.isfinite(record["loss"]) for record in history)
         many.settle()
-        leads = comm.rank in exchange.workers
+        leads = comm.rank in sync.workers
         assert leads == (comm.rank in (0, 2))
         if replica:
             replica.join = join
-        mine = sum(sent, np.zeros(exchange.layout.size)) if leads else np.zeros(exchange.layout.size)
-        if leads and exchange.memories:
-            mine -= sum(exchange.memories.flat.values())
+        mine = sum(sent, np.zeros(sync.layout.size)) if leads else np.zeros(sync.layout.size)
+        if leads and sync.memories:
+            mine -= sum(sync.memories.flat.values())
         total, pushes = sum(comm.allgather(mine)), sum(comm.allgather(len(sent) if leads else 0))
         assert sum(many.counted()["staleness"]["updates"]) == pushes
-        last = exchange.parameters
-        if exchange.works and exchange.replica:
-            last = exchange.replica.join(last)
+        last = sync.parameters
+        if sync.works and sync.replica:
+            last = sync.replica.join(last)
         if comm.rank == 0:
             way = (start - last) / 0.1
             assert difference(way, total) < 1e-12, (name, options)
@@ -220,11 +220,11 @@ def test_all_ranks_of_a_replica_use_one_read(comm, together):
     """What came is used from the same step on by all, and what they have in common is alike on all, in every step."""
     many = make(comm, "Downpour", nn.Adagrad(0.05), language_model, push=1, fetch=2, ahead=True, **together)
     used, taken = [], []
-    if replica := many.exchange.replica:
+    if replica := many.sync.replica:
         deal = replica.deal
 
         def noted(mine):
-            taken.append(many.exchange.worker.clock)
+            taken.append(many.sync.worker.clock)
             deal(mine)
 
         replica.deal = noted
@@ -246,7 +246,7 @@ def test_what_is_not_cut_would_drift_apart_if_it_were_not_dealt(comm):
     """The check can fail: a rank that takes its part of what was read, and of the rest keeps its own."""
     many = make(comm, optimizer=nn.Adagrad(0.05))
     if comm.rank == 1:
-        replica, deal = many.exchange.replica, many.exchange.replica.deal
+        replica, deal = many.sync.replica, many.sync.replica.deal
 
         def cut_only(mine):
             before = mine.copy()
@@ -284,7 +284,7 @@ def test_a_loss_that_is_not_finite_ends_all_ranks(comm):
             many.settle()
         many.settle()
         many.check_replicas()
-        assert not many.exchange.works or np.isfinite(many.flat_parameters).all()
+        assert not many.sync.works or np.isfinite(many.flat_parameters).all()
         free(many)
 
 

@@ -97,14 +97,14 @@ def one_process(make, optimizer="adam", clip=0, **more):
     return one, train(one, one.network)
 
 
-def together(comm, make, optimizer="adam", clip=0, kind="SpatialParallel", exchange=None, more=None, **ranks):
+def together(comm, make, optimizer="adam", clip=0, kind="SpatialParallel", sync=None, more=None, **ranks):
     import parallel
     from collectives import Communicator
 
     communicator = comm if hasattr(comm, "release") else Communicator(comm)
     rule = OPTIMIZERS[optimizer](CLIPS[clip])
     made = getattr(parallel, kind)
-    return made(make(**(more or {})), loss_of(make), rule, communicator, SEED, **ranks, **(exchange or {}))
+    return made(make(**(more or {})), loss_of(make), rule, communicator, SEED, **ranks, **(sync or {}))
 
 
 def assert_same(many, one, losses, **options):
@@ -132,8 +132,8 @@ def test_rows_of_images(comm, ranks):
 def test_rows_on_their_way_while_others_are_computed(comm, ranks, monkeypatch, least, ways):
     """As between nodes, where that pays: what needs no other rank's rows first. All ranks make the same calls."""
     from collectives import Communicator
-    from parallel.exchange import messages
     from parallel.strategies.operators import rows, strategy
+    from parallel.sync import messages
 
     monkeypatch.setattr(strategy, "nodes_of", lambda ranks: range(ranks.size))
     monkeypatch.setattr(messages, "ROUNDS", 2)  # two steps of each way, then one that was found better
@@ -175,7 +175,7 @@ def test_branches_on_different_ranks(comm, ranks):
 def test_groups_share_a_batch(comm):
     """data=2,space=2: also of a batch of one sample, of which a group has none; statistics over all ranks."""
     messages = {"node_memory": "off", "overlap": "thread"}
-    for make, kind, ranks, more, exchange in (
+    for make, kind, ranks, more, sync in (
         (convolutions, "SpatialParallel", {"space": 2}, {"synchronized": True}, messages),
         (convolutions, "SpatialParallel", {"space": 2}, {"synchronized": True}, {"node_memory": "on"}),
         (unnormalized, "BranchParallel", {"branch": 2}, {}, messages),
@@ -184,7 +184,7 @@ def test_groups_share_a_batch(comm):
         (inception, "SpatialParallel", {"space": 2}, {"synchronized": True}, {"stage": 2, "unit_bytes": 400}),
     ):
         one, losses = one_process(make, "adam", 1, **more)
-        many = together(comm, make, "adam", 1, kind, exchange, more, **ranks)
+        many = together(comm, make, "adam", 1, kind, sync, more, **ranks)
         assert many.shard == (comm.rank // 2, 2)
         assert_same(many, one, losses)
         many.close()
@@ -201,7 +201,7 @@ HOW = (
 
 
 def exchange_of(how):
-    from parallel.exchange import compression
+    from parallel.sync import compression
 
     return how | {"compressor": compression.parse(how["compressor"])} if "compressor" in how else how
 
@@ -295,7 +295,7 @@ def test_halos_on_the_wire(comm, ranks):
     found = {}
     for count in (1, 2, 4):
         traffic = Traffic(Communicator(comm))
-        many = together(traffic, lambda count=count: network(count), exchange={"node_memory": "off"})
+        many = together(traffic, lambda count=count: network(count), sync={"node_memory": "off"})
         x, y, total = batches(network(1), (0, 1))[0]
         many.step(x, y % 4, total)
         traffic.reset()

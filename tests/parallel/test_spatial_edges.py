@@ -45,9 +45,9 @@ def images():
 def test_thin_parts_and_large_kernels(comm, ranks):
     hidden = {"stage": 2, "unit_bytes": 300}
     for make in thin, high, images:
-        for optimizer, exchange in (("sgd", {}), ("adam", hidden), ("adam", {"compressor": "none"})):
+        for optimizer, sync in (("sgd", {}), ("adam", hidden), ("adam", {"compressor": "none"})):
             one, losses = one_process(make, optimizer)
-            many = together(comm, make, optimizer, exchange=exchange_of(exchange))
+            many = together(comm, make, optimizer, sync=exchange_of(sync))
             assert_same(many, one, losses)
             many.close()
 
@@ -56,14 +56,14 @@ def test_thin_parts_and_large_kernels(comm, ranks):
 def test_a_value_that_is_not_finite_on_one_rank_only(comm):
     """In some rows, or in a branch: it is named, all ranks raise, and none waits for ever."""
     sharded = {"stage": 3, "unit_bytes": 400}
-    for make, kind, exchange, names, words in (
+    for make, kind, sync, names, words in (
         (residual, "SpatialParallel", {}, ["0.W"], r"layer 0 .* on rank 1 \(samples \[2\]"),
         (residual, "SpatialParallel", sharded, ["0.W"], r"layer 0 .* on rank 1 \(samples \[2\]"),
         (inception, "BranchParallel", {}, ["2.1.0.W", "2.1.2.W"], r"layer 2\.1\.2 .* on rank [01]"),
         (inception, "BranchParallel", sharded, ["2.1.0.W", "2.1.2.W"], r"layer 2\.1\.2 .* on rank [01]"),
         (inception, "BranchParallel", {}, ["2.2.1.W", "3.rest.0.W"], r"layer 3\.rest\.0 .* on rank [01]"),
     ):
-        many = together(comm, make, kind=kind, exchange=exchange)
+        many = together(comm, make, kind=kind, sync=sync)
         state = comm.bcast(many.state_dict())
         for name in names:
             state["param/" + name] = state["param/" + name] * 1e200
@@ -89,9 +89,9 @@ def test_what_one_mesh_has_trained_goes_on_on_another(comm):
     one = nn.Trainer(make(**more), loss_of(make), OPTIMIZERS["adam"](), SEED)
     state, left = one.state_dict(), {}
     rng = np.random.default_rng(5)
-    for kind, ranks, exchange in hows:
-        many = together(comm, make, kind=kind, exchange=exchange_of(exchange), more=more, **ranks)
-        many.load_state_dict({**state, **left} if exchange.get("compressor") else state)
+    for kind, ranks, sync in hows:
+        many = together(comm, make, kind=kind, sync=exchange_of(sync), more=more, **ranks)
+        many.load_state_dict({**state, **left} if sync.get("compressor") else state)
         for n in (5, 1):
             x, y = rng.standard_normal((n, *one.network.in_shape)), rng.integers(0, 5, n)
             index, count = many.shard
@@ -112,14 +112,14 @@ ACROSS_HOSTS = """
     import sys
     sys.path[:0] = sys.argv[1:]
     from mpi4py import MPI
-    from parallel.exchange import messages
+    from parallel.sync import messages
     from parallel.strategies.operators import rows
     from test_spatial import assert_same, convolutions, one_process, together
 
     rows.HIDES, messages.ROUNDS = 0, 2
-    for exchange in ({}, {"stage": 3, "unit_bytes": 400, "prefetch": 1}):
+    for sync in ({}, {"stage": 3, "unit_bytes": 400, "prefetch": 1}):
         one, losses = one_process(convolutions)
-        many, said = together(MPI.COMM_WORLD, convolutions, exchange=exchange), []
+        many, said = together(MPI.COMM_WORLD, convolutions, sync=sync), []
         many.say = said.append
         assert_same(many, one, losses)
         many.close()

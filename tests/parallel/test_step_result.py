@@ -5,7 +5,7 @@ import pytest
 from equality import OPTIMIZERS, SEED
 
 import nn
-from parallel.exchange.step_result import AgreementCode, StepMessage, disagreement, late_disagreement
+from parallel.sync.step_result import AgreementCode, StepMessage, disagreement, late_disagreement
 
 STRATEGIES = {  # options of the command line
     "node memory": {},

@@ -2,7 +2,7 @@
 
 Activations are cut along the sequence in every layer, so a sequence that is too long for one rank's memory fits
 several. Only attention asks other ranks (attention.py). A gradient is a term on each rank, of its positions, so the
-gradients of **all** ranks are summed, as in data parallelism: by the same exchanges, in shards (ZeRO) or compressed,
+gradients of **all** ranks are summed, as in data parallelism: by the same syncs, in shards (ZeRO) or compressed,
 too. The loss is a sum over positions, divided by that of the whole global batch: ranks may have unequal numbers of rows
 that count, and none. Along the axis "data" such groups share every global batch.
 
@@ -160,7 +160,7 @@ def ContextParallel(
     *,
     context: int = 0,
     attention: str = "ring",
-    **exchange,
+    **sync,
 ) -> DistributedTrainer:
     """`Trainer` on many ranks, each of which has some positions of every sequence.
 
@@ -174,7 +174,7 @@ def ContextParallel(
         groups share every global batch.
     attention : str
         "ring": keys and values travel; "ulysses": heads are dealt out; "ring:2,ulysses:2": both.
-    **exchange
+    **sync
         As for SpatialParallel.
 
     Raises
@@ -185,6 +185,6 @@ def ContextParallel(
         If ranks were given different networks, losses or optimizers.
     """
     mesh = Mesh(communicator, context=context or communicator.size)
-    exchange = all_gradients(communicator, **exchange)
+    sync = all_gradients(communicator, **sync)
     pass_ = ContextPass(loss, SequenceParts(attention))
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange, seed, "ContextParallel")
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, "ContextParallel")

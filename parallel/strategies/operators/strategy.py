@@ -6,7 +6,7 @@ Along the axis "branch" each computes some of the branches of every module that 
 alike. Along the axis "data" such groups share every global batch.
 
 A gradient is a term on each rank, of its rows or of its branches, so the gradients of **all** ranks are summed, as in
-data parallelism: by the same exchanges, with shards on all ranks (ZeRO) or compressed, too. Cost of a step over that of
+data parallelism: by the same syncs, with shards on all ranks (ZeRO) or compressed, too. Cost of a step over that of
 data parallelism, for each layer: halos of 2 rows a 3x3 convolution and direction (space), an allgather of what the
 branches make and an allreduce of the gradient of what they take (branch). Gradients travel the same, and between more
 ranks.
@@ -26,14 +26,14 @@ from collectives.failures.launch_check import nodes_of
 from nn.core.network import Network
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
-from parallel.exchange.compression.exchange import Compressed
-from parallel.exchange.messages import OverlapTrial
 from parallel.mesh import Mesh, Ranks
 from parallel.passes.whole import Whole
 from parallel.strategies.data_parallel import summing
 from parallel.strategies.operators import branches, space
 from parallel.strategies.operators.rows import halos
 from parallel.strategies.zero import sharding
+from parallel.sync.compression.compressed import Compressed
+from parallel.sync.messages import OverlapTrial
 from parallel.trainer import DistributedTrainer
 
 REWRITTEN: dict[str, Callable[[Network, int, int], Network]] = {"space": space.cut, "branch": branches.deal}
@@ -114,7 +114,7 @@ class OperatorPass(Whole):
 
 
 def SpatialParallel(
-    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, space: int = 0, **exchange
+    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, space: int = 0, **sync
 ) -> DistributedTrainer:
     """`Trainer` on many ranks, each of which has some rows of every image.
 
@@ -126,7 +126,7 @@ def SpatialParallel(
     space : int
         How many ranks share an image; 0 for all. Those of one group are neighbours, and are given the same samples;
         groups share every global batch.
-    **exchange
+    **sync
         How the gradients of all ranks are summed: `stage` of ZeRO, from 1 to 3, with unit_bytes, offload, prefetch and
         compressor of FullyShardedDataParallel; or a `compressor` of CompressedDataParallel; or node_memory, overlap,
         bucket, first_bucket, limit of DistributedDataParallel.
@@ -139,17 +139,17 @@ def SpatialParallel(
     ReplicaError
         If ranks were given different networks, losses or optimizers.
     """
-    return _make_trainer("space", "SpatialParallel", network, loss, optimizer, communicator, seed, space, **exchange)
+    return _make_trainer("space", "SpatialParallel", network, loss, optimizer, communicator, seed, space, **sync)
 
 
 def BranchParallel(
-    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, branch: int = 0, **exchange
+    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, branch: int = 0, **sync
 ) -> DistributedTrainer:
     """`Trainer` on many ranks, each of which computes some of the branches of every module that has them.
 
     Parameters
     ----------
-    network, loss, optimizer, communicator, seed, **exchange
+    network, loss, optimizer, communicator, seed, **sync
         As for SpatialParallel.
     branch : int
         How many ranks share the branches; 0 for all.
@@ -161,15 +161,15 @@ def BranchParallel(
     ReplicaError
         If ranks were given different networks, losses or optimizers.
     """
-    return _make_trainer("branch", "BranchParallel", network, loss, optimizer, communicator, seed, branch, **exchange)
+    return _make_trainer("branch", "BranchParallel", network, loss, optimizer, communicator, seed, branch, **sync)
 
 
 def _make_trainer(
     axis, name, network, loss, optimizer, communicator, seed, ranks, *, stage=0, compressor=None, **how
 ) -> DistributedTrainer:
     mesh = Mesh(communicator, **{axis: ranks or communicator.size})
-    exchange = all_gradients(communicator, stage=stage, compressor=compressor, **how)
-    return DistributedTrainer(network, loss, optimizer, mesh, OperatorPass(axis), exchange, seed, name)
+    sync = all_gradients(communicator, stage=stage, compressor=compressor, **how)
+    return DistributedTrainer(network, loss, optimizer, mesh, OperatorPass(axis), sync, seed, name)
 
 
 def all_gradients(communicator, *, stage: int = 0, compressor=None, **how):

@@ -4,7 +4,7 @@ The schedule is lowered to rounds of Compute, Send and Recv for the batch's size
 prove them), and run round by round (step.py). Gradients of a stage are added up in the order of its actions, and
 divided by the size of the global batch: together the ranks hold what one process computes.
 
-What this rank has of the network, one stage or several, lies in one layout, last stage first. So an exchange sees a
+What this rank has of the network, one stage or several, lies in one layout, last stage first. So a sync sees a
 network like any other, of which gradients finish from the front; while the last micro-batch goes backward its own are
 on their way. An array that layers of several stages share has one gradient: the sum over those stages, made before it
 is told to be finished.
@@ -232,7 +232,7 @@ class PipelinePass(whole.Whole):
     def compute(self, trainer, x, y, total, micro, before=0.0):
         """The whole batch, in the schedule's micro-batches."""
         self.check(x)
-        self.tell = trainer.exchange.part(micro)
+        self.tell = trainer.sync.begin_pass(micro)
         for stage in self.stages.values():
             stage.written, stage.finished = False, 0
         for array, _ in self.ties.values():
@@ -247,9 +247,9 @@ class PipelinePass(whole.Whole):
             if not stage.written:
                 for array in stage.network.layout.flat(stage.g).values():
                     array[...] = 0
-        if trainer.exchange.apart:  # all ranks of a replica decide alike what comes of the step
+        if trainer.sync.apart:  # all ranks of a replica decide alike what comes of the step
             loss = self.told(loss)
-        trainer.tell(loss, total, micro)
+        trainer.set_loss(loss, total, micro)
         for array, among in self.ties.values():
             if among is not None:
                 among.Allreduce(MPI.IN_PLACE, array)
@@ -292,7 +292,7 @@ class PipelinePass(whole.Whole):
         self.trainer.network.check_input(x)
 
     def tell_finished(self) -> None:
-        """Tell the exchange of the gradients that are finished: those of the last stages first."""
+        """Tell the sync of the gradients that are finished: those of the last stages first."""
         if not self.tell:
             return
         end = 0

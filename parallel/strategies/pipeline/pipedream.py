@@ -41,9 +41,6 @@ import numpy as np
 from mpi4py import MPI
 
 from nn.training.trainer import micro_batches
-from parallel.exchange.local_update import LocalUpdate
-from parallel.exchange.messages import Buckets
-from parallel.exchange.step_result import StepResult
 from parallel.state.placed import OWN, PlacedArray, in_transit
 from parallel.state.table import kind_of_private
 from parallel.strategies.along_data import BUCKETING
@@ -53,6 +50,9 @@ from parallel.strategies.pipeline.executor import PipelinePass
 from parallel.strategies.pipeline.picture import compare
 from parallel.strategies.pipeline.placement import check_updates_apart
 from parallel.strategies.pipeline.stream import Stream
+from parallel.sync.local_update import LocalUpdate
+from parallel.sync.messages import Buckets
+from parallel.sync.step_result import StepResult
 
 UPDATES = OWN + "updates/"  # in a checkpoint
 
@@ -62,7 +62,7 @@ class Stashed(LocalUpdate):
 
     Parameters
     ----------
-    bucketing : bucket, first, overlap of exchange/messages.py
+    bucketing : bucket, first, overlap of sync/messages.py
         How the replicas of a stage sum their gradients.
 
     Attributes
@@ -82,8 +82,8 @@ class Stashed(LocalUpdate):
     buckets: Buckets | None = None
     phases = (
         ("compute", "compute_gradients", False),
-        ("communicate", "exchange.sum_replicas", False),
-        ("update", "exchange.apply", False),
+        ("communicate", "sync.sum_replicas", False),
+        ("update", "sync.apply", False),
     )
 
     def __init__(self, bucketing: dict = BUCKETING):
@@ -136,7 +136,7 @@ class Stashed(LocalUpdate):
         self.updates += 1
         self.made += 1
 
-    def sum(self):
+    def finish_step(self):
         return StepResult(self.loss, True)
 
     def update(self):
@@ -248,7 +248,7 @@ class PipeDreamPass(PipelinePass):
             trainer.mesh.made.append(peers)
             self.peers = peers if self.replicas[stage] > 1 else None
             if self.peers:
-                trainer.exchange.share(peers)
+                trainer.sync.share(peers)
 
     def parts(self, samples):
         """Of fewer samples than mini-batches one each."""
@@ -263,7 +263,7 @@ class PipeDreamPass(PipelinePass):
     def compute(self, trainer, x, y, total, micro, before=0.0):
         """The batch's mini-batches come in; returns the loss of some steps before."""
         self.check(x)
-        step, exchange = trainer.steps, trainer.exchange
+        step, sync = trainer.steps, trainer.sync
         if self.stream is None:
             (stage,) = self.stages.values()
             self.stream = Stream(self, stage, self.count)
@@ -275,11 +275,11 @@ class PipeDreamPass(PipelinePass):
             self.stream.take(x, y, step, total, micro.first, float(trainer.optimizer.lr))
             self.stream.run()
             told = max(step - self.delay, min((*self.losses, *self.stream.values)))
-            exchange.loss = self.know(told)
-        self.late -= exchange.loss * trainer.weight_in_epoch(total)
-        if not math.isfinite(exchange.loss):
+            sync.loss = self.know(told)
+        self.late -= sync.loss * trainer.weight_in_epoch(total)
+        if not math.isfinite(sync.loss):
             self.drain()
-        return exchange.loss
+        return sync.loss
 
     def know(self, step: int) -> float:
         """The loss of a step; what is kept of steps before it goes."""
@@ -306,7 +306,7 @@ class PipeDreamPass(PipelinePass):
         self.stream = None
         self.count += stream.given
         trainer = self.trainer
-        trainer.exchange.empty()
+        trainer.sync.empty()
         bad = np.array([float(stream.bad or any(not math.isfinite(loss) for loss in self.losses.values()))])
         if self.communicator:
             self.communicator.Allreduce(MPI.IN_PLACE, bad)
@@ -323,7 +323,7 @@ class PipeDreamPass(PipelinePass):
         return bool(bad[0])
 
     def drain_copy(self) -> None:
-        """As `drain`, with copies of what is in flight: the exchange keeps what this overwrites (collective)."""
+        """As `drain`, with copies of what is in flight: the sync keeps what this overwrites (collective)."""
         if self.stream is not None:
             with self.kept_if_it_fails():
                 stream = self.stream.fork()
@@ -344,7 +344,7 @@ class PipeDreamPass(PipelinePass):
         self.stream, self.late = None, 0.0
         self.losses.clear()
         self.before.clear()
-        self.trainer.exchange.empty()
+        self.trainer.sync.empty()
 
     def owed(self):
         late, self.late = self.late, 0.0

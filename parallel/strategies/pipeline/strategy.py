@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from nn.core.network import Network
     from nn.losses import Loss
     from nn.optim.optimizers import Optimizer
-    from parallel.exchange.compression import Compressor
     from parallel.strategies.pipeline.actions import Rows
+    from parallel.sync.compression import Compressor
     from parallel.trainer import DistributedTrainer
 
 
@@ -76,7 +76,7 @@ def Pipeline(
         How many ranks share the sequences of a stage, and how attention is computed: see ContextParallel.
     zero1 : bool
         Shard the moments of each stage among them.
-    bucketing : bucket, first, overlap of exchange/messages.py, or None
+    bucketing : bucket, first, overlap of sync/messages.py, or None
         How their gradients are summed, without zero1.
     unit_bytes : int
         As for ZeRO1.
@@ -107,12 +107,12 @@ def Pipeline(
         raise ValueError("schedule: pipedream updates after each micro-batch, and has no flush: use parallel.PipeDream")
     stages = max(1, communicator.size // (data * context * tensor))
     mesh = Mesh(communicator, data=data, pipeline=stages, context=context, tensor=tensor)
-    exchange = exchange_along(mesh, int(zero1), bucketing, unit_bytes, compressor=compressor)
+    sync = exchange_along(mesh, int(zero1), bucketing, unit_bytes, compressor=compressor)
     if compressor:
         refuse_ties(place(network, mesh.sizes["pipeline"], schedule, micro_batches, cuts, **options))
     positions = SequenceParts(attention)
     pass_ = PipelinePass(schedule, micro_batches, cuts, recompute, limit, loss, way, positions, **options)
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange, seed, "Pipeline")
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, "Pipeline")
 
 
 def PipeDream(
@@ -141,7 +141,7 @@ def PipeDream(
         One version of the weights for all stages, instead of each stage's newest.
     replicas : numbers of ranks
         On how many each stage lies, in all as many as there are: (3, 1) has two stages. None given: a stage on each.
-    bucketing : bucket, first, overlap of exchange/messages.py, or None
+    bucketing : bucket, first, overlap of sync/messages.py, or None
         How the replicas of a stage sum their gradients; None: when all are there.
 
     Raises
@@ -150,11 +150,11 @@ def PipeDream(
         As for Pipeline; replicas that are not as many as the ranks; arrays that stages share; clipping by the global
         norm.
     """
-    from parallel.exchange.messages import check_bucketing
     from parallel.mesh import Mesh
     from parallel.strategies.along_data import BUCKETING
     from parallel.strategies.pipeline.pipedream import PipeDreamPass, Stashed
     from parallel.strategies.pipeline.schedules import check_counts
+    from parallel.sync.messages import check_bucketing
     from parallel.trainer import DistributedTrainer
 
     check_counts(mini_batches=mini_batches)

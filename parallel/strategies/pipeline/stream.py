@@ -35,12 +35,12 @@ from mpi4py import MPI
 
 from nn.core.context import LayerContext, MicroBatch
 from nn.training.trainer import micro_batches
-from parallel.exchange.step_result import disagreement
 from parallel.state.splits import sample_shape
 from parallel.strategies.pipeline.actions import Action
 from parallel.strategies.pipeline.executor import contexts
 from parallel.strategies.pipeline.schedules import pipedream, seat
 from parallel.strategies.pipeline.step import TAG
+from parallel.sync.step_result import disagreement
 
 ENDLESS = 1 << 62  # mini-batches
 AHEAD = 2  # receives of each kind that are posted before they are needed
@@ -365,8 +365,8 @@ class Stream:
         line, stage, mini = self.line, self.stage, self.minis[b]
         batch = MicroBatch(step=mini.step, sample=mini.sample)
         stage.ctx.network_context.on_gradients_ready = None
-        version = min(line.seen(b, self.seat.stage), line.trainer.exchange.updates)  # fewer, where nothing is applied
-        output, saved = stage.network.forward(line.trainer.exchange.version(version), x, stage.ctx, batch)
+        version = min(line.seen(b, self.seat.stage), line.trainer.sync.updates)  # fewer, where nothing is applied
+        output, saved = stage.network.forward(line.trainer.sync.version(version), x, stage.ctx, batch)
         gy = None
         if self.last:
             trainer = line.trainer
@@ -396,11 +396,11 @@ class Stream:
             gx = np.full((len(gy), *sample_shape(stage.network)), np.nan, stage.network.dtype)
         else:
             batch.accumulate = False
-            exchange = self.line.trainer.exchange
+            sync = self.line.trainer.sync
             early = self.seat.count > 1 and self.all_come_here()
             self.began = early
-            stage.ctx.network_context.on_gradients_ready = exchange.begin_sum() if early else None
-            p = exchange.version(version)
+            stage.ctx.network_context.on_gradients_ready = sync.begin_sum() if early else None
+            p = sync.version(version)
             gx = stage.network.backward(p, stage.g, gy, saved, stage.ctx, batch)
         if self.seat.stage:
             self.send(gx, self.seat.stage - 1, b)
@@ -410,12 +410,12 @@ class Stream:
 
     def sum_gradients(self, b: None, given: None) -> None:
         """Over the replicas: those of one mini-batch each; and whether a loss was none."""
-        exchange = self.line.trainer.exchange
+        sync = self.line.trainer.sync
         if not self.wrote:
-            exchange.gradients[...] = 0
+            sync.gradients[...] = 0
         if not (self.wrote and self.began):
-            exchange.begin_sum()
-        self.bad = exchange.sum_replicas(self.bad)
+            sync.begin_sum()
+        self.bad = sync.sum_replicas(self.bad)
         self.update()
 
     def update(self) -> None:
@@ -426,7 +426,7 @@ class Stream:
         if not self.bad:
             following = self.seat.replica + self.rounds * replicas
             try:
-                self.line.trainer.exchange.apply(rate, self.line.seen(following, self.seat.stage))
+                self.line.trainer.sync.apply(rate, self.line.seen(following, self.seat.stage))
             except FloatingPointError:  # a norm that is not finite: nothing was updated
                 self.bad = True
         for b in range(first, min(first + replicas, self.given)):

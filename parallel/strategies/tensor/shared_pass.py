@@ -54,8 +54,8 @@ class SharedPass(Whole):
         """As Whole. Where gradients are terms, none is told to be finished before they are summed."""
         z, saved = trainer.forward(x, True, micro)
         loss, gz = self.loss(trainer, z, y, total)
-        trainer.tell(loss + before, total, micro)
-        context, adds_up = trainer.ctx.network_context, trainer.exchange.adds_up
+        trainer.set_loss(loss + before, total, micro)
+        context, adds_up = trainer.ctx.network_context, trainer.sync.adds_up
         if not self.terms or (adds_up and micro.addend is None) or saved is None:
             trainer.backward(gz, saved)
             return loss + before

@@ -1,0 +1,361 @@
+"""Parameter servers to which every worker comes when it likes: gradients are applied as they arrive.
+
+In a step a worker reads (parameters from every server), computes, and pushes; a server applies each push by itself, at
+the rate that the worker had, and answers reads as soon as the bound allows (clock.py). A push is a copy that leaves
+while the next step begins; what is asked `ahead` comes while the next step computes, too, and is then one step older.
+
+Steps, epochs and losses. A step of a worker is its part of one global batch, its gradient divided by the whole batch:
+the pushes of all workers for one batch together are the step that data parallelism makes. So every worker trains its
+share of each epoch, in as many steps as there are batches, whatever the order in which they arrive. A step returns this
+worker's estimate of the loss: its part, times the workers. Where all must be one (the end of an epoch, a checkpoint:
+`settle`) each worker sends what it has gathered, tells the servers that it has finished, and leaves their
+clocks; when all have, everybody reads, and all have the same parameters, in which is every gradient that was pushed.
+Running statistics are each worker's own, and become their mean there. Looking in between (an evaluation, the state, a
+digest) shows what servers have when all pushes have come, and changes nothing but the order in which they come.
+
+A server on a rank of its own is done with a step when the slowest worker is. One on a worker serves between layers and
+wherever that rank waits; it costs no thread.
+
+A worker may be some ranks that have a network together, in stages or in parts of layers (replica.py): servers are then
+on ranks of their own, and know the first of them.
+
+A loss that is not finite is not pushed: the worker tells the servers, which answer everybody at once, and all end.
+
+Cost of a step, worker: 2 alpha + 2 n beta for each server; the server moves w n / s beta for each round of w workers.
+Sources: Li et al. 2014 (parameter server); Dean et al. 2012 (Downpour); Ho et al. 2013 (bounds).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+
+from parallel.passes.virtual_shards import refuse_norms
+from parallel.state.placed import OWN, PlacedArray, Range, Shard, in_transit
+from parallel.state.table import kind_of_private
+from parallel.sync.asynchronous.clock import Book
+from parallel.sync.asynchronous.replica import Replica
+from parallel.sync.asynchronous.server import Server
+from parallel.sync.asynchronous.worker import Worker
+from parallel.sync.compression.base import Compressor
+from parallel.sync.push_pull import server_slices
+from parallel.sync.served import Served
+from parallel.sync.step_result import SizeLog, StepResult, late_disagreement
+
+UPDATES, SQUARES = OWN + "updates", OWN + "mean_square"  # in a checkpoint
+LIMIT = 300.0
+PATIENCE = 1.5  # times as long a server waits for replicas of several ranks: one that waits for another says so first
+
+
+class Asynchronous(Served):
+    """A server applies each worker's gradients when they come.
+
+    Parameters
+    ----------
+    size, servers, place, compressor
+        As for Served.
+    bound : float
+        How many clocks a worker may be ahead of the slowest; math.inf for any.
+    ahead : bool
+        Ask for parameters and go on with those that are there, as far as the bound allows.
+    push_every, fetch_every : int
+        Steps between pushes, and between reads.
+    warm : int
+        So many steps are made at first in which no worker is ahead of another.
+    local : bool
+        Between reads a worker applies its own gradients to its copy, by SGD without momentum.
+    compensate : bool
+        Correct gradients for what has changed since they were computed; see compensation.py.
+    limit : float
+        Seconds after which a rank gives up to which nothing comes.
+
+    Attributes
+    ----------
+    worker : Worker or None
+    server : Server or None
+        What this rank does of it.
+    settled : bool
+        Whether all ranks have met since the last step.
+    looking : bool
+        Whether parameters are what servers have, for whoever looks, and not what this worker trains with.
+    """
+
+    apart = True
+    spans_mesh = True
+
+    def __init__(
+        self,
+        size: int,
+        servers: int,
+        place: str,
+        compressor: Compressor | None = None,
+        *,
+        compensate: bool = False,
+        limit: float = LIMIT,
+        **schedule,
+    ):
+        super().__init__(size, servers, place, compressor)
+        self.compensate, self.limit = compensate, limit
+        usual = {"bound": math.inf, "ahead": False, "push_every": 1, "fetch_every": 1, "warm": 0, "local": False}
+        self.schedule = usual | schedule
+
+    @property
+    def phases(self):
+        """A rank that only serves updates, and waits; a worker computes, waits for parameters, and pushes."""
+        compute = (("compute", "compute_gradients", False),)
+        worker = ("wait", "sync.worker.receive", False), ("push", "sync.worker.push", False)
+        server = ("wait", "sync.server.serve", False), ("update", "sync.server.apply", False)
+        return compute + (worker if self.works else ()) + (server if self.serves else ())
+
+    def allocate(self):
+        mesh, layout, own = self.mesh, self.undivided.layout, self.network.layout
+        self.layout = layout
+        self.works, self.serves = mesh.index is not None, mesh.rank in self.hosts
+        self.workers = self.workers[:: mesh.model_size]  # of each replica the first rank
+        self.replica = Replica(mesh, self.network, layout) if mesh.model else None
+        if len(self.hosts) > 1:
+            refuse_norms(self.optimizer)
+        # As many as where all meet.
+        self.slices = server_slices(layout.size + self.undivided.buffer_layout.size, len(self.hosts))
+        self.shares = [slice(lo, max(lo, min(hi, layout.size))) for lo, hi in self.slices]
+        self.regions = [layout.region(share.start, share.stop) for share in self.shares]
+        self.parameters, self.gradients = own.zeros(self.dtype), own.zeros(self.dtype)
+        self.first_values()
+        self.wire = mesh.communicator.Dup()
+        self.slots, self.worker, self.server, self.told = {}, None, None, 0.0
+        self.settled, self.looking, self.pushes, self.sizes = True, False, 0, SizeLog()
+        self.update_count = np.zeros((), int)  # `updates`, for the state
+        self._allocate_pieces(None)
+        if self.serves:
+            self._serve_slice(self.hosts.index(mesh.rank))
+        if self.works:
+            more = self.parameters, self.gradients, self.pieces, self.server, self.replica
+            known = (self.hosts, self.shares) if mesh.rank in self.workers else ([], [])
+            self.worker = Worker(self.wire, *known, *more, limit=self.limit, **self.schedule)
+        else:
+            self.parameters, self.p, self.g = self.server.held, None, None
+            del self.gradients
+
+    def first_values(self):
+        """As for GradientSync; where ranks have a network together, each takes its own of what the first one draws."""
+        if self.mesh.model_size == 1:
+            super().first_values()
+            return
+        own, whole = self.network.layout, self.layout.zeros(self.dtype)
+        self.layout.initialize(whole, self.seed)
+        self.mesh.communicator.Bcast(whole, root=0)
+        self.take(whole)
+        if self.works:
+            self.mesh.data.Bcast(self.buffers, root=0)
+        self.p, self.g = own.views(self.parameters), own.views(self.gradients)
+
+    def take(self, whole: np.ndarray) -> None:
+        """This rank's parameters, of a whole vector."""
+        if self.replica:
+            self.replica.take(whole, self.parameters)
+        else:
+            self.parameters[:] = whole
+
+    def _serve_slice(self, number: int) -> None:
+        book = Book(self.workers, self.schedule["bound"], self.schedule["warm"])
+        self.own = self.shares[number]
+        held, decoder = self.parameters[self.own].copy(), self.pieces and self.pieces.decoder
+        limit = self.limit * (PATIENCE if self.mesh.model_size > 1 else 1)
+        region, more = self.regions[number], (decoder, self.compensate, limit)
+        self.server = Server(self.wire, book, held, region, self.optimizer, *more)
+        self.slots = self.server.slots
+
+    def before_layer(self, ctx) -> None:
+        """Move messages on between layers."""
+        if not self.settled and not self.looking and self.worker:
+            self.worker.poke()
+
+    # ------------------------------------------------------------------------------------------------ a step
+
+    def begin_step(self, step, samples, total, parts):
+        if self.settled:
+            self.settled = False
+            if self.serves:
+                self.server.open(step)
+            if self.works:
+                self.worker.open(step, self.updates)
+        self.step, self.samples, self.total, self.told = step, samples, total, 0.0
+        self.sizes.add(step, total)
+        if self.works:
+            self.worker.read()
+        return {}
+
+    updates = 0  # that every server had made when all last met
+
+    def set_loss(self, loss, total):
+        self.told = loss
+
+    def end_addend(self):
+        """`sum` pushes them."""
+
+    def finish_step(self):
+        """Push, or tell that this gradient is none; a server on a rank of its own serves as long as the step lasts."""
+        worker, server = self.worker, self.server
+        if worker and not math.isfinite(self.told):
+            self.bad = True
+            worker.fail()
+        if worker:
+            broken = worker.broken  # what comes while this step ends is for the next: ranks of a replica are told there
+            if not broken:
+                worker.gather(self.samples, float(self.optimizer.lr))
+                self.pushes += 1
+            worker.move()
+        else:
+            server.serve(self.step + 1)
+            broken = server.broken or server.book.deserted(self.step + 1)
+        loss = self.told * len(self.workers)
+        if broken and self.settle():
+            loss = math.nan
+        return StepResult(loss, True)
+
+    def look(self):
+        """Read what the servers have, when all pushes have come; what workers have gathered stays with them.
+
+        Where others settle meanwhile, for a loss that is not finite, this rank does as well, and says so.
+        """
+        if self.settled or self.looking:
+            return False
+        self.looking, self.own_buffers = True, self.buffers.copy()
+        if self.works:
+            self.worker.pause()
+            self.updates = self.worker.copies[0].version if self.worker.copies else 0
+        if self.serves:
+            self.server.rest()
+            self.updates = self.server.updates
+        # No server answers a worker's next step before all have read.
+        everyone = self.mesh.allgather(self._told(settles=False))
+        if any(settles for settles, *_ in everyone):
+            self.looking, self.settled = False, True
+            if self.works:
+                self.worker.forget()
+            return self._conclude(everyone)
+        self._average_statistics()
+        return False
+
+    def resume(self):
+        if not self.looking:
+            return
+        self.looking = False
+        self.buffers[:] = self.own_buffers
+        if self.serves:
+            self.server.resume()
+        if self.works:
+            self.worker.resume()
+
+    def before_load(self):
+        self.look()
+
+    def forget(self):
+        """What workers have gathered is not pushed any more."""
+        if self.works:
+            self.worker.forget()
+        self.settled, self.looking, self.bad = True, False, False
+        self.sizes.clear()
+
+    def _average_statistics(self) -> None:
+        if self.works and self.buffers.size:
+            self.mesh.sum(self.buffers)
+            self.buffers /= len(self.workers)
+
+    def settle(self):
+        """As for GradientSync.
+
+        Raises
+        ------
+        FloatingPointError
+            On all ranks, where a server could not update: a norm that is not finite.
+        ValueError
+            On all ranks: they were given different sizes of a global batch.
+        """
+        self.resume()
+        if self.settled:
+            return False
+        if self.works:
+            self.worker.finish(float(self.optimizer.lr))
+            self.updates = self.worker.copies[0].version if self.worker.copies else 0
+        if self.serves:
+            self.server.rest()
+            self.updates = self.server.updates
+        self.settled = True
+        return self._conclude(self.mesh.allgather(self._told(settles=True)))
+
+    def _told(self, settles: bool) -> tuple[bool, str, bool, int]:
+        """What all tell each other where they settle, or look."""
+        return settles, self.server.error if self.serves else "", self.bad, self.sizes.checksum()
+
+    def _conclude(self, everyone: list[tuple[bool, str, bool, int]]) -> bool:
+        """As `settle`, which all have come to, or at least some."""
+        _, errors, bad, sizes = zip(*everyone, strict=True)
+        self.bad, log = False, self.sizes.take()
+        if refused := next(filter(None, errors), ""):
+            raise FloatingPointError(refused)
+        if len(set(sizes)) > 1 and (problem := late_disagreement(self.mesh.allgather(log))):
+            raise ValueError(problem)
+        self._average_statistics()
+        return any(bad)
+
+    def update(self):
+        """The servers have done it, or will."""
+
+    def counted(self):
+        """Staleness of the updates of all servers: how many were made between the read and the push of each."""
+        mine: Counter[int] = Counter()
+        if self.serves:
+            mine, self.server.staleness = self.server.staleness, Counter()
+        found = sum(self.mesh.allgather(mine), Counter())
+        if not found:
+            return {}
+        counts = [found[s] for s in range(max(found) + 1)]
+        mean = sum(s * n for s, n in enumerate(counts)) / sum(counts)
+        return {"staleness": {"mean": round(mean, 4), "max": len(counts) - 1, "updates": counts}}
+
+    # ------------------------------------------------------------------------------------------------ the state
+
+    def placed(self):
+        layout, own, shard = self.layout, self.network.layout, Shard(len(self.hosts))
+        if self.serves:
+            server, here = self.server, (Range(self.own.start, self.own.stop, 0),)
+            yield PlacedArray("param", "parameters", server.held, layout, shard, here)
+            yield PlacedArray("", "gradients", server.sums, layout, shard)
+            for name, slot in self.slots.items():
+                yield PlacedArray(f"optimizer/{name}", "moments", slot, layout, shard, here)
+            if self.compensate:
+                yield PlacedArray(SQUARES, "moments", server.compensation.mean_square, layout, shard, here)
+            yield from in_transit(*server.buffers)
+        if self.works:
+            yield PlacedArray("param", "parameters", self.parameters, own, copy=True)
+            for array in {id(array): array for array in (self.gradients, self.worker.gathered)}.values():
+                yield PlacedArray("", "gradients", array, own)
+            yield from in_transit(*self.worker.buffers)
+        if self.memories:
+            yield from self.memories.placed()
+        self.update_count[...] = self.updates
+        yield PlacedArray(UPDATES, "", self.update_count)
+
+    def loaded(self, steps, anew=()):
+        self.updates = steps * len(self.workers) if kind_of_private(UPDATES) in anew else int(self.update_count)
+        if self.serves:
+            self.server.updates = self.updates
+
+    def describe(self):
+        s = self.schedule
+        how = "asynchronous" if s["bound"] == math.inf else f"at most {s['bound']} clocks apart"
+        more = [how, *(["reads ahead"] if s["ahead"] else []), *(["delays compensated"] if self.compensate else [])]
+        if (ranks := self.mesh.model_size) > 1:
+            more.insert(0, f"a worker is {ranks} ranks")
+        if s["local"]:
+            more.append(f"pushes every {s['push_every']} steps, reads every {s['fetch_every']}")
+        if s["warm"]:
+            more.append(f"in step for the first {s['warm']}")
+        return f"{super().describe()}; {', '.join(more)}"
+
+    def close(self):
+        self.settle()
+        self.wire.Free()

@@ -1,0 +1,236 @@
+"""Gradient synchronizers: they move and sum the gradients of ranks. Here: their methods, and the one of one process.
+
+A sync owns the flat buffers and lends the layers views of them. A step calls, in this order:
+
+    begin_step    start a step
+    begin_pass    start a micro-batch; returns the hook that is called as gradients become ready during backward
+    skip_pass     this rank has no samples in the micro-batch, and takes part in what the other ranks do
+    set_loss      loss and statistics of an addend, after its forward pass: they are sent behind its gradients
+    end_addend    the gradients of the addend are complete
+    finish_step   return the summed loss and statistics; gradients are summed now, or in `update`
+    update        clip and apply
+
+An **addend** is what a rank, or a virtual shard, adds to the sums: its micro-batches together. A sync has no code for
+state: `placed` lists its arrays and their placements, and parallel/state/table.py does the rest. All ranks call all
+methods, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Sequence
+
+import numpy as np
+
+from nn.core.network import Network
+from nn.optim.optimizers import Optimizer
+from parallel.mesh import Mesh
+from parallel.passes.whole import Samples, Whole
+from parallel.state.placed import PlacedArray, in_transit
+from parallel.sync.step_result import StepMessage, StepResult, checksum
+
+
+class GradientSync:
+    """Every rank has all parameters and moments, and makes the same update; here nobody else is there.
+
+    Attributes
+    ----------
+    parameters, gradients : flat arrays
+    slots : dict of flat arrays
+        The optimizer's moments that this rank holds.
+    p, g : views
+        Parameters and gradients as layers see them.
+    message, summed : StepMessage
+        What this rank sends beside its gradients, and the sums.
+    adds_up : bool
+        Whether gradients of micro-batches add up where layers write them.
+    spans_mesh : bool
+        Whether its group is the whole mesh, and not only the ranks with the same part of the network.
+    phases : tuple of (name, method, together)
+        As of a trainer.
+    before_layer : callable (LayerContext) or None
+        Called before a layer is run, forward or backward.
+    apart : bool
+        Whether ranks make steps of their own, and only `settle` brings them together.
+    offload : path or None
+        A directory in which what is kept lies in memory-mapped files.
+    trees : sequence of TreeSum
+        What sums in a fixed tree, where something does.
+    bad : bool
+        Whether this rank, training apart, has had a loss that is not finite.
+    last_change : (int, int)
+        Of memory that ranks share: the node, and the number of the last change of it that is complete; -1, 0 where no
+        memory is shared.
+    """
+
+    adds_up = True
+    spans_mesh = False
+    before_layer: Callable | None = None
+    apart = bad = False
+    offload, trees = None, ()
+    last_change = -1, 0
+    share = slice(None)  # of the moments: what this rank may write
+    phases = (
+        ("compute", "compute_gradients", False),
+        ("communicate", "sync.finish_step", True),
+        ("update", "sync.update", False),
+    )
+
+    def start(
+        self,
+        mesh: Mesh,
+        pass_: Whole,
+        network: Network,
+        undivided: Network,
+        optimizer: Optimizer,
+        buffers: np.ndarray,
+        seed: int,
+    ) -> None:
+        """Make the buffers, with first values; called once, on all ranks.
+
+        `network` is what this rank holds of the `undivided` one.
+        """
+        self.mesh, self.pass_ = mesh if self.spans_mesh else mesh.line, pass_
+        self.allgather = mesh.allgather  # over all ranks, also those with other parts of the network
+        self.network, self.undivided, self.optimizer = network, undivided, optimizer
+        self.sum_model = mesh.sum_model if mesh.model else None  # over the ranks with the other parts of the network
+        self.sum_tensor, self.parts = mesh.sum_tensor, mesh.tensor  # and with the other parts of the same tensors
+        self.buffers, self.seed, self.dtype, self.layout = buffers, seed, network.dtype, network.layout
+        self.say: Callable[[str], None] = lambda line: None
+        self.allocate()
+
+    def allocate(self) -> None:
+        """Flat buffers; behind the gradients the step's message: one vector is summed."""
+        layout = self.layout
+        self.parameters = layout.zeros(self.dtype)
+        self.vector = np.zeros(layout.size + StepMessage.elements(self.network, self.addends), self.dtype)
+        self.gradients = self.vector[: layout.size]
+        self.message = StepMessage.of(self.vector[layout.size :], self.addends)
+        self.summed = self.message
+        self.slots = {name: layout.zeros(self.dtype) for name in self.optimizer.slots}
+        self.first_values()
+
+    def first_values(self) -> None:
+        """Parameters and statistics are rank 0's on all ranks."""
+        layout = self.layout
+        layout.initialize(self.parameters, self.seed)
+        self.p, self.g, self.region = layout.views(self.parameters), layout.views(self.gradients), layout.region()
+        if self.mesh.communicator:
+            self.mesh.communicator.Bcast(self.parameters, root=0)
+            self.mesh.communicator.Bcast(self.buffers, root=0)
+
+    # ------------------------------------------------------------------------------------------------ a step
+
+    def begin_step(self, step: int, samples: int, total: int, parts: int) -> dict[str, Callable]:
+        """Start a step in which this rank has `samples` of `total` samples, in `parts` micro-batches.
+
+        Return the hooks that take the factors of gradients in place of these: see NetworkContext.product_hooks.
+        """
+        self.step = step
+        return {}
+
+    def begin_pass(self, micro: Samples | None) -> Callable[[int], None] | None:
+        """Start a micro-batch, or a pass that is only forward (None); return the hook for gradients that are ready."""
+        return None
+
+    def skip_pass(self, micro: Samples | None) -> None:
+        """Take part in a pass for which this rank has no samples."""
+        if micro and not micro.accumulate:
+            self.gradients[:] = 0
+
+    def set_loss(self, loss: float, total: int) -> None:
+        """Take the loss of an addend, and its running statistics."""
+        self.message.write(loss, total, self.buffers, checksum(self.optimizer))
+
+    def end_addend(self) -> None:
+        """Take the gradients of an addend, which are complete."""
+
+    def finish_step(self) -> StepResult:
+        """Return the sums over all addends."""
+        return self.summed.result()
+
+    @property
+    def addends(self) -> int:
+        """How many addends the sums have."""
+        return self.pass_.addends
+
+    def settle(self) -> bool:
+        """Ranks that train apart come together: all have the same parameters, and all gradients are in them.
+
+        Nothing is done where they already are; all ranks ask for it alike. Says whether any had a loss that is not
+        finite, since they last were: then its gradient is in no parameters.
+        """
+        return False
+
+    def look(self) -> bool:
+        """Show, until `resume`, what `settle` would give: of ranks that train apart (collective).
+
+        Says whether any loss was not finite, where looking settles.
+        """
+        return self.settle()
+
+    def resume(self) -> None:
+        """Go on training from what this rank had before `look`."""
+
+    def before_load(self) -> None:
+        """Another state is about to be checked, and loaded (collective)."""
+        self.settle()
+
+    def forget(self) -> None:
+        """Another state was loaded: nothing is needed that belongs to the one before (collective)."""
+
+    def counted(self) -> dict[str, object]:
+        """What ranks that train apart have counted since it was asked last, for the record of an epoch (collective)."""
+        return {}
+
+    def update(self) -> None:
+        """One step of the optimizer."""
+        self.optimizer.update(self.parameters, self.gradients, self.slots, self.step, self.region, self.sum_model)
+
+    def detach(self, changes: Sequence[tuple[int, int]]) -> None:
+        """Detach from shared memory after the death of a rank: after this call only the state may be read.
+
+        This rank gets arrays of its own, as they were after the last of the `changes` that is complete on any rank.
+        """
+
+    # ------------------------------------------------------------------------------------------------ the state
+
+    def barrier(self, what: str) -> None:
+        """Return when all ranks have come that read what this one writes."""
+
+    def rescale(self, slot: str, factor: float) -> None:
+        """Multiply a slot of the optimizer, wherever it is: when none reads it, and none reads on before it is done."""
+        self.barrier("what was there before a slot is rescaled")
+        if slot in self.slots:
+            self.slots[slot][self.share] *= factor
+        self.barrier("the slot that was rescaled")
+
+    def placed(self) -> Iterator[PlacedArray]:
+        """All arrays of this rank, as rows of the trainer's table: all that is asked of state is asked of these."""
+        yield PlacedArray("param", "parameters", self.parameters, self.layout)
+        yield PlacedArray("", "gradients", self.gradients, self.layout)
+        for name, slot in self.slots.items():
+            yield PlacedArray(f"optimizer/{name}", "moments", slot, self.layout)
+        yield from in_transit(*(tree.sums for tree in self.trees))
+
+    def loaded(self, steps: int, anew: Container[str] = ()) -> None:
+        """Arrays have another state's values; kinds of private state that are `anew` were not in it, and are zero."""
+
+    def set_epoch_steps(self, steps: int) -> None:
+        """Take the number of steps in an epoch, for methods of compression that warm up."""
+
+    def bytes_sent(self) -> dict[str, float]:
+        """Bytes of gradients that a rank sent in a step, "bytes_sent", counted: the mean over ranks and steps; and
+        "bytes_dense", what gradients as they are would be (collective). Empty where nothing counts them."""
+        return {}
+
+    sends = ""  # the formula's Psi that a rank sends in a step, in words
+    notes = ""  # what `bytes` counts more than once, in words
+
+    def describe(self) -> str:
+        """How gradients and parameters meet, for the log."""
+        return ""
+
+    def close(self) -> None:
+        """Free what is held beside arrays."""
+        for tree in self.trees:
+            tree.release()

@@ -1,0 +1,324 @@
+"""What coordinator, shards and replicas do: L-BFGS without any of them holding all of it.
+
+    coordinator   runs the algorithm: commands the shards, deals the batch to idle replicas; holds scalars only
+    shard         a slice of every vector (parameters, gradient, direction, pairs), and the sums of its slice
+    replica       pulls the parameters, computes the gradient of a chunk of the batch, pushes its slices to the shards
+
+An **evaluation** is one loss and one gradient of the whole batch. The coordinator cuts the batch into chunks of a few
+samples, and gives a replica the next one whenever it is done with one: so a fast replica does more of them, and nobody
+waits for the slowest. At the tail, when all are dealt, an idle replica gets one that another has not finished yet (a
+backup task); whoever comes second is not counted.
+
+A shard adds chunks in one fixed tree, whatever the order in which they come, and drops what came before: so the sum has
+the same bits for any number of replicas, any order of arrival and any chunk computed twice. Only dot products depend
+on the number of shards, by rounding.
+
+Source: Dean et al. 2012, section 4.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from nn.optim.lbfgs import Vectors
+from parallel.sync.commanded.post import Letter
+from parallel.sync.fixed_tree import Node, siblings
+
+COORDINATOR = ("coordinator", 0)
+KINDS = (
+    "dot", "copy", "scale", "axpy", "begin",  # coordinator to shards
+    "product", "summed",  # and back
+    "start", "chunk", "stop",  # coordinator to replicas (stop: to all)
+    "idle", "computed",  # and back
+    "pull", "push",  # replica to shards
+    "slice",  # and back
+    "bye",  # from a replica, and back from the shards: nothing more comes in this search
+)  # fmt: skip
+
+
+class Shard:
+    """A slice of every vector, and what the coordinator lets it do with them.
+
+    Parameters
+    ----------
+    number : int
+    vectors : Vectors
+        Of this slice: "w" and "g" at least.
+    names : list of str
+        Of all vectors, as letters number them.
+    replicas : int
+    post : where letters are sent
+    """
+
+    def __init__(self, number: int, vectors: Vectors, names: list[str], replicas: int, post):
+        self.role, self.vectors, self.names, self.post = ("shard", number), vectors, names, post
+        self.open = self.evaluation = 0  # whether chunks are missing, and of which evaluation
+        self.replicas, self.late = replicas, []  # pulls that have come before what they ask for
+        self.done = False
+
+    def begin(self) -> None:
+        """A search begins: with it, letters are to be answered again."""
+        self.left, self.done = 1 + self.replicas, False
+
+    def handle(self, letter: Letter) -> None:
+        """Do what a letter says."""
+        kind, words = letter.kind, letter.words
+        match kind:
+            case "dot":
+                a, b = self._vectors(words)
+                self._tell(COORDINATOR, "product", (self.vectors.dot(a, b),))
+            case "copy":
+                self.vectors.copy(*self._vectors(words))
+            case "scale":
+                self.vectors.scale(*self._vectors(words[:1]), words[1])
+            case "axpy":
+                to, x = self._vectors(words[:2])
+                self.vectors.axpy(to, words[2], x)
+            case "begin":
+                self._begin(*map(int, words))
+            case "pull":
+                self._pull(letter)
+            case "push":
+                self._push(*map(int, words), letter.array)
+            case "stop" | "bye":
+                if kind == "bye":  # a replica asks for nothing more: so it gets nothing more
+                    self._tell(letter.sender, "bye")
+                self.left -= 1
+                self.done = not self.left
+
+    def _vectors(self, numbers) -> list[str]:
+        return [self.names[int(i)] for i in numbers]
+
+    def _tell(self, receiver, kind: str, words=(), array=None) -> None:
+        self.post.send(Letter(kind, self.role, receiver, words, array))
+
+    def _begin(self, evaluation: int, chunks: int) -> None:
+        self.evaluation, self.open = evaluation, True
+        self.right_of = {left: right for right, left in siblings(chunks).items()}
+        self.left_of = siblings(chunks)
+        self.whole: Node = (0, chunks)
+        self.sums: dict[Node, np.ndarray] = {}
+        self.seen: set[int] = set()
+        late, self.late = self.late, []
+        for letter in late:
+            self._pull(letter)
+
+    def _pull(self, letter: Letter) -> None:
+        """Answer with the parameters, if they are those that the replica means."""
+        asked = int(letter.words[0])
+        if asked > self.evaluation:  # by who has heard of an evaluation before this shard has
+            self.late.append(letter)
+        elif self.open and asked == self.evaluation:  # else all has been computed without that replica
+            self._tell(letter.sender, "slice", letter.words, self.vectors.arrays["w"])
+
+    def _push(self, evaluation: int, chunk: int, gradient: np.ndarray) -> None:
+        """Add a chunk's gradient, unless it has been added; with its neighbour, once that is here too."""
+        if not self.open or evaluation != self.evaluation or chunk in self.seen:
+            return
+        self.seen.add(chunk)
+        node, total = (chunk, chunk + 1), gradient
+        while node != self.whole:
+            right, left = self.right_of.get(node), self.left_of.get(node)
+            if right in self.sums:
+                total, node = np.add(total, self.sums.pop(right), out=total), (node[0], right[1])
+            elif left in self.sums:
+                total, node = np.add(self.sums.pop(left), total, out=total), (left[0], node[1])
+            else:
+                self.sums[node] = total
+                return
+        self.vectors.arrays["g"][:] = total
+        self.open = False
+        self._tell(COORDINATOR, "summed", (evaluation,))
+
+
+class Replica:
+    """Computes gradients of chunks.
+
+    Parameters
+    ----------
+    number : int
+    slices : list of slice
+        Of the parameters, those of each shard.
+    parameters, gradients : flat arrays
+        Of all parameters; what `compute` reads and writes.
+    compute : callable (chunk) -> float
+        The loss of a chunk of the batch; its gradient goes into `gradients`.
+    post : where letters are sent
+
+    """
+
+    def __init__(self, number: int, slices: list[slice], parameters, gradients, compute: Callable[[int], float], post):
+        self.role, self.slices, self.post = ("replica", number), slices, post
+        self.parameters, self.gradients, self.compute = parameters, gradients, compute
+        self.wanted = -1  # the evaluation whose parameters are asked for
+        self.done = False
+
+    def begin(self) -> None:
+        """A search begins."""
+        self.left, self.done = len(self.slices), False
+
+    def handle(self, letter: Letter) -> None:
+        """Do what a letter says."""
+        match letter.kind:
+            case "start":  # the parameters of an evaluation are to be pulled
+                self.wanted, self.missing = int(letter.words[0]), len(self.slices)
+                for i in range(len(self.slices)):
+                    self._tell(("shard", i), "pull", letter.words)
+            case "slice" if letter.words[0] == self.wanted:
+                self.parameters[self.slices[letter.sender[1]]] = letter.array
+                self.missing -= 1
+                if not self.missing:
+                    self._tell(COORDINATOR, "idle", letter.words)
+            case "chunk":
+                evaluation, chunk = letter.words
+                loss = self.compute(int(chunk))
+                for i, share in enumerate(self.slices):
+                    self._tell(("shard", i), "push", (evaluation, chunk), self.gradients[share])
+                self._tell(COORDINATOR, "computed", (evaluation, chunk, loss))
+            case "stop":
+                for i in range(len(self.slices)):
+                    self._tell(("shard", i), "bye")
+                self._tell(COORDINATOR, "bye")
+            case "bye":
+                self.left -= 1
+                self.done = not self.left
+
+    def _tell(self, receiver, kind: str, words=(), array=None) -> None:
+        self.post.send(Letter(kind, self.role, receiver, words, array))
+
+
+class Coordinator:
+    """Runs an algorithm on vectors that it does not hold: what `LBFGS` asks of `Vectors`, and its evaluations.
+
+    Parameters
+    ----------
+    names : list of str
+        Of all vectors.
+    shards, replicas : int
+    post : where letters are sent
+    pump : callable ()
+        Waits for one letter and hands it to the role that it is for.
+
+    Attributes
+    ----------
+    evaluations : int
+        Made so far: the number of the last one.
+    dealt, backups : int
+        Chunks given to replicas so far, and how many of them a second time.
+    current : bool
+        Whether "w" is what all replicas have.
+    """
+
+    role = COORDINATOR
+
+    def __init__(self, names: list[str], shards: int, replicas: int, post, pump: Callable[[], None]):
+        self.numbers = {name: float(i) for i, name in enumerate(names)}
+        self.shards, self.replicas, self.post, self.pump = shards, replicas, post, pump
+        self.evaluations = self.dealt = self.backups = 0
+        self.chunks = 0  # of a batch
+        self.current = False
+
+    def begin(self) -> None:
+        """A search begins."""
+        self.left = self.replicas
+
+    done = property(lambda self: not self.left)
+
+    # ------------------------------------------------------------------------------------------------ vectors
+
+    def dot(self, a: str, b: str) -> float:
+        """a . b: the sum of what the shards have."""
+        self.products: list[float] = []
+        self._tell_shards("dot", (self.numbers[a], self.numbers[b]))
+        while len(self.products) < self.shards:
+            self.pump()
+        return math.fsum(self.products)
+
+    def copy(self, to: str, source: str) -> None:
+        """to = source."""
+        self.current &= to != "w"
+        self._tell_shards("copy", (self.numbers[to], self.numbers[source]))
+
+    def scale(self, a: str, factor: float) -> None:
+        """a *= factor."""
+        self._tell_shards("scale", (self.numbers[a], factor))
+
+    def axpy(self, to: str, factor: float, x: str) -> None:
+        """to += factor x."""
+        self.current &= to != "w"
+        self._tell_shards("axpy", (self.numbers[to], self.numbers[x], factor))
+
+    # ------------------------------------------------------------------------------------------------ evaluations
+
+    def evaluate(self) -> float:
+        """The loss of the batch at "w", its gradient into "g"."""
+        self._begin(range(self.chunks))
+        while len(self.losses) < self.chunks or self.summed < self.shards:
+            self.pump()
+        self.current = len(self.pulled) == self.replicas
+        return math.fsum(self.losses.values())
+
+    def refresh(self) -> None:
+        """Let all replicas have the parameters as they are now: an evaluation of which nothing is dealt."""
+        self._begin(())
+        while len(self.pulled) < self.replicas:
+            self.pump()
+        self.current = True
+
+    def _begin(self, chunks) -> None:
+        self.evaluations += 1
+        self.waiting, self.out, self.losses = deque(chunks), {}, {}  # out: to which replicas a chunk was given
+        self.pulled, self.summed = set(), 0
+        self._tell_shards("begin", (self.evaluations, self.chunks))
+        self._tell_replicas("start", (self.evaluations,))
+
+    def handle(self, letter: Letter) -> None:
+        """Take what shards and replicas answer."""
+        words, replica = letter.words, letter.sender[1]
+        match letter.kind:
+            case "product":
+                self.products.append(words[0])
+            case "summed":
+                self.summed += 1
+            case "idle" if words[0] == self.evaluations:
+                self.pulled.add(replica)
+                self._deal(replica)
+            case "computed" if words[0] == self.evaluations:
+                self.losses.setdefault(int(words[1]), words[2])
+                self.out.pop(int(words[1]), None)
+                self._deal(replica)
+            case "bye":
+                self.left -= 1
+
+    def _deal(self, replica: int) -> None:
+        """Give an idle replica the next chunk; at the tail, the one that has been out for longest, but once only."""
+        if self.waiting:
+            chunk = self.waiting.popleft()
+            self.out[chunk] = [replica]
+        else:
+            chunk = next((c for c, given in self.out.items() if len(given) == 1 and replica not in given), None)
+            if chunk is None:
+                return
+            self.out[chunk].append(replica)
+            self.backups += 1
+        self.dealt += 1
+        self.post.send(Letter("chunk", self.role, ("replica", replica), (self.evaluations, chunk)))
+
+    def stop(self) -> None:
+        """End a search: return when all letters of the replicas are here."""
+        self._tell_replicas("stop")
+        self._tell_shards("stop")
+        while self.left:
+            self.pump()
+
+    def _tell_shards(self, kind: str, words=()) -> None:
+        for i in range(self.shards):
+            self.post.send(Letter(kind, self.role, ("shard", i), words))
+
+    def _tell_replicas(self, kind: str, words=()) -> None:
+        for i in range(self.replicas):
+            self.post.send(Letter(kind, self.role, ("replica", i), words))

@@ -1,0 +1,345 @@
+"""Replicas that train apart and meet now and then, without a server: each has all parameters, and steps of its own.
+
+A step moves a replica along the gradient of its own part of the batch, times the number of replicas, so that the mean
+of all replicas' steps from one point is the step of data parallelism, uneven parts included. Then, every so many steps:
+
+Averaged   all take the mean of all                                  local SGD
+Outer      all take a step from where they last were, along the mean  DiLoCo
+           of the differences, by an optimizer of its own
+Elastic    each moves towards a centre that all know, and the centre  EASGD
+           towards all
+
+At the end of an epoch, and for a checkpoint (`settle`), they meet as well, with their moments, whose mean all take;
+after `Elastic` the centre is what is looked at, and the replicas go on where they were. Looking in between (an
+evaluation, the state, a digest) shows what a meeting would give, and changes nothing.
+
+A loss that is not finite moves nothing, and is told where all meet: then all end. Sizes of global batches are compared
+there, too.
+
+A replica may itself be some ranks that have a network together, in stages or in parts of layers: each meets those that
+have the same of it.
+
+Cost: an allreduce of 2 n (p-1)/p beta every so many steps in place of each; with a drift one number a step.
+Sources: McDonald et al. 2010, Stich 2019 (local SGD); Kamp et al. 2018 (averages when replicas have drifted);
+Douillard et al. 2023 (DiLoCo); Zhang, Choromanska, LeCun 2015 (EASGD).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from mpi4py.MPI import IN_PLACE, MAX
+
+from nn.optim.optimizers import SGD
+from parallel.state.placed import OWN, PlacedArray, Shard, in_transit
+from parallel.sync.local_update import LocalUpdate
+from parallel.sync.step_result import AgreementCode, SizeLog, StepResult, late_disagreement
+
+
+class Replicas(LocalUpdate):
+    """What all have in common: steps apart, and when to meet.
+
+    Parameters
+    ----------
+    every : int
+        Steps between meetings.
+
+    Attributes
+    ----------
+    since : int
+        Steps since all last met.
+    meetings : int
+        In this epoch.
+    met : bool
+        Whether no replica has moved since all met.
+    """
+
+    phases = (
+        ("compute", "compute_gradients", False),
+        ("communicate", "sync.meet_replicas", True),
+        ("update", "sync.move", False),
+    )
+
+    def __init__(self, every: int):
+        self.every = every
+
+    def allocate(self):
+        super().allocate()
+        self.since = self.meetings = 0
+        self.met, self.error, self.sizes = True, "", SizeLog()
+        ranks = np.ones(1)
+        if self.sum_model:
+            self.sum_model(ranks)
+        self.code = AgreementCode(int(ranks[0]), np.float64)  # by which ranks of one replica compare
+
+    def begin_step(self, step, samples, total, parts):
+        self.met = False
+        self.sizes.add(step, total)
+        return super().begin_step(step, samples, total, parts)
+
+    def forget(self):
+        super().forget()
+        self.sizes.clear()
+        self.since, self.met, self.error = 0, True, ""
+
+    def finish_step(self):
+        """Move, and meet where it is time; returns this replica's estimate of the loss, its part times the replicas."""
+        own = float(self.message.loss)
+        self.bad |= not math.isfinite(own)
+        if not self.bad and not self.error:
+            self.move()
+        self.since += 1
+        loss = own * self.mesh.count if math.isfinite(own) else 0.0
+        if (self.since >= self.every or self.far()) and self.meet_replicas():
+            loss = math.nan
+        return StepResult(loss, True)
+
+    def move(self) -> None:
+        """A step of this replica; of no samples, too, as that of data parallelism has all moments."""
+        self.gradients *= self.mesh.count
+        try:
+            self.optimizer.update(self.parameters, self.gradients, self.slots, self.step, self.region, self.sum_model)
+        except FloatingPointError as error:  # told where all meet
+            self.error = str(error)
+
+    def update(self):
+        """`sum` has moved this replica."""
+
+    def far(self) -> bool:
+        """Whether replicas are to meet before it is time; all say the same."""
+        return False
+
+    def meet_replicas(self) -> bool:
+        """All meet; says whether a loss was not finite on any (collective).
+
+        Raises
+        ------
+        FloatingPointError
+            On all ranks, where one could not update: a norm that is not finite.
+        ValueError
+            On all ranks: they were given different sizes of a global batch.
+        """
+        sizes = float(self.sizes.checksum())
+        told = np.array([self.bad, bool(self.error), sizes, -sizes], np.float64)
+        self.mesh.data.Allreduce(IN_PLACE, told, MAX)
+        differ = self._differ(sizes, told[2] != -told[3])
+        if differ and (problem := late_disagreement(self.allgather(self.sizes.take()))):
+            self.since, self.bad, self.error = 0, False, ""
+            raise ValueError(problem)
+        self.sizes.clear()
+        if told[:2].any():
+            self.since, self.bad = 0, False
+            error, self.error = self.error, ""
+            if told[1]:
+                raise FloatingPointError(error or "the update of another rank: a norm that is not finite")
+            return True
+        self.bring_together()
+        self.since, self.meetings, self.met = 0, self.meetings + 1, True
+        return False
+
+    def _differ(self, sizes: float, differ: bool) -> bool:
+        """Whether any ranks had other sizes, in this replica or between them; all say the same."""
+        if not self.sum_model:
+            return differ
+        sums = np.array([differ, *self.code.encode(sizes)])
+        self.sum_model(sums)
+        return sums[0] > 0 or not self.code.agree(sums[1:])
+
+    def bring_together(self) -> None:
+        """Replicas become one, or come closer."""
+        raise TypeError(f"{type(self).__name__} does not say how")
+
+    def synchronize(self):
+        if not self.met:
+            self.bring_together()
+        for buffer in (*self.slots.values(), self.buffers):
+            if buffer.size:
+                self.mean(buffer)
+
+    def settle(self):
+        self.resume()
+        if self.settled:
+            return False
+        if not self.met and self.meet_replicas():
+            return True
+        self.synchronize()
+        self.settled = True
+        return False
+
+    def counted(self):
+        found, self.meetings = self.meetings, 0
+        return {"meetings": found}
+
+
+class Averaged(Replicas):
+    """All take the mean: local SGD.
+
+    Parameters
+    ----------
+    every : int
+    drift : float
+        All meet before it is time when one is farther from where all last were than so many times the norm of that
+        (one number is summed in every step); 0 for never.
+    """
+
+    def __init__(self, every: int, drift: float = 0.0):
+        super().__init__(every)
+        self.drift = drift
+
+    def allocate(self):
+        super().allocate()
+        self.last = self.parameters.copy() if self.drift else None
+        self.farthest = 0.0
+
+    def bring_together(self):
+        self.mean(self.parameters)
+        if self.drift:
+            self.last[:] = self.parameters
+
+    def far(self):
+        if not self.drift:
+            return False
+        both = self.parameters - self.last, self.last
+        squares = np.array([sum(float(np.linalg.norm(v[part])) ** 2 for part in self.region.owned) for v in both])
+        if self.sum_model:
+            self.sum_model(squares)
+        apart, of = np.sqrt(squares)
+        apart = np.array([apart / max(of, 1e-30) if math.isfinite(apart) else math.inf])
+        self.mesh.data.Allreduce(IN_PLACE, apart, MAX)
+        self.farthest = max(self.farthest, float(apart[0]))
+        return bool(apart[0] > self.drift)
+
+    def trained(self):
+        yield from super().trained()
+        if self.drift:
+            yield self.last
+
+    def loaded(self, steps, anew=()):
+        if self.drift:
+            self.last[:] = self.parameters
+
+    def counted(self):
+        found = super().counted()
+        if self.drift:
+            found["drift"], self.farthest = round(self.farthest, 6), 0.0
+        return found
+
+    def placed(self):
+        yield from super().placed()
+        yield from in_transit(*([self.last] if self.drift else []))
+
+    def describe(self):
+        when = f", or when one has drifted by {self.drift:g}" if self.drift else ""
+        return f"replicas averaged every {self.every} steps{when}"
+
+
+class Outer(Replicas):
+    """All take a step of an outer optimizer along the mean of their differences: DiLoCo.
+
+    Parameters
+    ----------
+    every : int
+    outer : SGD
+        With a momentum, perhaps.
+    """
+
+    def __init__(self, every: int, outer: SGD):
+        super().__init__(every)
+        self.outer = outer
+
+    def allocate(self):
+        super().allocate()
+        self.last = self.parameters.copy()  # where all last were
+        self.outer_slots = {name: self.layout.zeros(self.dtype) for name in self.outer.slots}
+
+    def bring_together(self):
+        self.mean(self.parameters)
+        np.subtract(self.last, self.parameters, out=self.gradients)
+        self.outer.update(self.last, self.gradients, self.outer_slots, 0, self.region)
+        self.parameters[:] = self.last
+
+    def trained(self):
+        yield from super().trained()
+        yield self.last
+        yield from self.outer_slots.values()
+
+    def placed(self):
+        yield from super().placed()
+        for name, slot in self.outer_slots.items():
+            yield PlacedArray(f"{OWN}outer/{name}", "moments", slot, self.layout)
+        yield from in_transit(self.last)
+
+    def loaded(self, steps, anew=()):
+        self.last[:] = self.parameters
+
+    def describe(self):
+        return f"rounds of {self.every} inner steps, then {self.outer!r} on the mean difference"
+
+
+class Elastic(Replicas):
+    """Each replica moves towards a centre, and the centre towards all: EASGD.
+
+    Where all meet to be looked at, `parameters` are the centre's; the replica comes back with the next step.
+
+    Parameters
+    ----------
+    every : int
+    alpha : float
+        x -= alpha (x - c) of each replica, c += alpha (x - c) of the centre, for all; 0: 0.9 / replicas.
+    """
+
+    def __init__(self, every: int, alpha: float = 0.0):
+        super().__init__(every)
+        self.alpha = alpha
+
+    def allocate(self):
+        super().allocate()
+        self.alpha = self.alpha or 0.9 / self.mesh.count
+        if self.alpha * (1 + self.mesh.count) > 2:
+            raise ValueError(
+                f"EASGD: with alpha {self.alpha:g} replicas and centre would overshoot each other, further every time: "
+                f"use at most 2 / (replicas + 1), here {2 / (1 + self.mesh.count):.3g}"
+            )
+        self.other = self.parameters.copy()  # the centre while replicas train, this replica where all are looked at
+
+    def begin_step(self, step, samples, total, parts):
+        if self.settled:
+            self._swap()
+        return super().begin_step(step, samples, total, parts)
+
+    def _swap(self) -> None:
+        self.parameters[:], self.other[:] = self.other.copy(), self.parameters.copy()
+
+    def bring_together(self):
+        x, c, d = self.parameters, self.other, self.gradients
+        np.subtract(x, c, out=d)
+        d *= self.alpha
+        x -= d
+        self.mesh.sum(d)
+        c += d
+
+    def trained(self):
+        yield from super().trained()
+        yield self.other
+
+    def synchronize(self):
+        super().synchronize()
+        self._swap()
+
+    def placed(self):
+        yield from super().placed()
+        yield PlacedArray(f"{OWN}{self.kind}", "parameters", self.other, self.layout, Shard(1))
+
+    @property
+    def kind(self) -> str:
+        """What this replica is called in a state; with another number of replicas otherwise."""
+        return f"replica-{self.mesh.index}-of-{self.mesh.count}"
+
+    def loaded(self, steps, anew=()):
+        """Replicas of as many ranks go on where they were; else, and after another strategy, all from the centre."""
+        if self.kind in anew:
+            self.other[:] = self.parameters
+
+    def describe(self):
+        return f"replicas and a centre, which move {self.alpha:.3g} of the way every {self.every} steps"

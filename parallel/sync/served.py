@@ -1,0 +1,265 @@
+"""Parameters kept by servers: workers push gradients, servers add them up and update, workers pull parameters.
+
+The loss and what ranks were told of the batch's size go to every server, so that all decide alike whether to update;
+they come back with the parameters, as they were when the servers decided: a step is one push and one pull.
+
+Sums in a fixed tree: workers send the sums of their virtual shards' subtrees, each server adds those of its slice.
+Compressed: a worker has an encoder for each server's slice; what is pulled is not compressed, so of the 2 n that a
+worker moves in a step the half that is pushed shrinks.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from mpi4py.MPI import IN_PLACE, MAX
+
+from parallel.passes.virtual_shards import refuse_norms
+from parallel.state.placed import PlacedArray, Range, Shard, in_transit
+from parallel.sync.base import GradientSync
+from parallel.sync.compression.base import Compressor
+from parallel.sync.compression.compressed import Memories, Pieces
+from parallel.sync.fixed_tree import TreeSum
+from parallel.sync.push_pull import pull, push, roles, server_slices
+from parallel.sync.step_result import StepMessage, StepResult, head_elements
+
+
+class Served(GradientSync):
+    """A server holds a slice of the parameters and the moments for it; a worker a copy of all parameters.
+
+    Parameters
+    ----------
+    size : int
+        Ranks.
+    servers, place
+        As for push_pull.roles.
+    compressor : Compressor or None
+        Of what is pushed; not attached yet, one with messages of single ranks.
+
+    Attributes
+    ----------
+    workers, hosts : sequences of int
+        Ranks that compute, and that serve.
+    works, serves : bool
+        Which of it this rank does.
+    slices : list of (lo, hi)
+        Of every server in a **vector**: parameters (or gradients), running statistics, and the tail.
+    pushed, replica : vectors
+        What a worker pushes, and what it has pulled.
+    held, sums : arrays
+        A server's slice, and the tail behind it; of the sums likewise.
+    own : slice
+        Of a server, in the parameters.
+    """
+
+    phases = (
+        ("compute", "compute_gradients", False),
+        ("push", "sync.push", True),
+        ("update", "sync.serve", False),
+        ("pull", "sync.pull", True),
+    )
+
+    def __init__(self, size: int, servers: int, place: str, compressor: Compressor | None = None):
+        self.workers, self.hosts = roles(size, servers, place)
+        self.place, self.compressor = place, compressor
+
+    def allocate(self):
+        mesh, layout, network = self.mesh, self.layout, self.network
+        self.behind = (
+            head_elements(self.addends, self.dtype) + 1
+        )  # numbers behind every vector: of the message, and whether the update was refused
+        rank, servers = mesh.rank, len(self.hosts)
+        self.works, self.serves = rank in self.workers, rank in self.hosts
+        self.slices = server_slices(layout.size + network.buffer_layout.size, servers)
+        count = self.slices[-1][1]
+        self.pushed, self.replica = np.zeros((2, count + self.behind), self.dtype)
+        self.parameters, self.gradients = self.replica[: layout.size], self.pushed[: layout.size]
+        self.first_values()
+        self.message, self.summed = (
+            StepMessage(vector[count:-1], vector[layout.size : count], self.addends)
+            for vector in (self.pushed, self.replica)
+        )
+        self.shares = [slice(lo, max(lo, min(hi, layout.size))) for lo, hi in self.slices]
+        self.regions = [layout.region(share.start, share.stop) for share in self.shares]
+        self.between_servers, self.slots, self.refused = mesh.group(self.hosts), {}, None
+        if self.serves:
+            self._take_slice(self.hosts.index(rank))
+        self._allocate_sums()
+        rest = slice(layout.size if self.compressor else 0, None)  # what is pushed as it is
+        vectors = {"x": (self.pushed[rest], self.replica)} if self.works else {}
+        if self.serves:
+            vectors["y"] = (self.sums[self.n if self.compressor else 0 :], self.held)
+        slices = [(max(lo, rest.start) - rest.start, max(hi, rest.start) - rest.start) for lo, hi in self.slices]
+        arguments, compile_ = (servers, self.place, self.behind), mesh.communicator.compile
+        self.pushing = compile_(push(rank, mesh.size, slices, *arguments), **{k: v[0] for k, v in vectors.items()})
+        self.pulling = compile_(pull(rank, mesh.size, self.slices, *arguments), **{k: v[1] for k, v in vectors.items()})
+        if not self.works:
+            self._forget_vectors()
+
+    def _take_slice(self, number: int) -> None:
+        """A server's own: its slice, the moments for it and room for sums."""
+        lo, hi = self.slices[number]
+        self.held = np.append(self.replica[lo:hi], self.replica[-self.behind :])
+        self.sums = np.zeros_like(self.held)
+        self.own, self.region = self.shares[number], self.regions[number]
+        self.n = self.own.stop - self.own.start  # parameters of the slice
+        self.slots = {name: np.zeros(self.n, self.dtype) for name in self.optimizer.slots}
+
+    def _forget_vectors(self) -> None:
+        """What a rank that only serves has no use for."""
+        self.parameters, self.p, self.g = self.held[: self.n], None, None
+        self.summed = StepMessage(self.held[-self.behind : -1], np.zeros_like(self.buffers), self.addends)
+        del self.pushed, self.replica, self.gradients, self.message
+
+    def _allocate_sums(self) -> None:
+        """What sums in another way than worker after worker: trees, or coded pieces."""
+        mesh, count, workers = self.mesh, self.slices[-1][1], len(self.workers)
+        self.trees, self.pushes = [], 0
+        if self.pass_.fixed:
+            if len(self.hosts) > 1:
+                refuse_norms(self.optimizer)
+            cuts, end = [], 0
+            for rank in range(mesh.size):
+                lo, hi = self.slices[self.hosts.index(rank)] if rank in self.hosts else (end, end)
+                cuts.append((lo, hi))
+                end = hi
+            shards, dtype = self.pass_.addends, self.dtype
+            self.trees = [TreeSum(shards, count, dtype, mesh.communicator, cuts, workers)]
+            # For every server:
+            self.trees.append(TreeSum(shards, self.behind, dtype, mesh.communicator, holders=workers))
+        self._allocate_pieces(self._maximum)
+
+    def _allocate_pieces(self, maximum) -> None:
+        """What is coded; `maximum` as for Compressor.encode."""
+        mesh, self.memories, self.pieces = self.mesh, None, None
+        if compressor := self.compressor:
+            compressor.check_messages(len(self.hosts))
+            compressor.check(self.optimizer)
+            mesh.agree({"compression": repr(compressor)})
+            arguments = self.regions, self.hosts, self.workers, self.dtype, self.seed, maximum
+            self.pieces = Pieces(mesh.communicator, compressor, *arguments)
+            sends = mesh.rank in self.workers
+            flat = {name: self.layout.zeros(self.dtype) if sends else None for name in compressor.memories}
+            for encoder, share in zip(self.pieces.encoders, self.shares if sends else (), strict=True):
+                encoder.memory = {name: memory[share] for name, memory in flat.items()}
+            self.memories = Memories(mesh, self.layout, flat, {})
+
+    # ------------------------------------------------------------------------------------------------ a step
+
+    def begin_step(self, step, samples, total, parts):
+        self.total = total
+        return super().begin_step(step, samples, total, parts)
+
+    def end_addend(self):
+        if self.trees:
+            self.trees[0].add(self.pushed[: -self.behind])
+            self.trees[1].add(self.pushed[-self.behind :])
+
+    def finish_step(self):
+        """Push, let the servers update, pull."""
+        if self.pieces:
+            result = self._sum_of_heads()
+            # In a step that is not made, what the method has left out stays as it is.
+            if result.overflowed or not result.agreed or not math.isfinite(result.loss):
+                return result
+        self.push()
+        self.refused = None
+        if self.serves:
+            try:
+                self.serve()
+            except FloatingPointError as error:  # nothing was updated: the workers, who wait for an answer, are told
+                self.refused = error
+            self.held[-1] = self.refused is not None
+        self.pull()
+        if self.works and self.replica[-1]:
+            self.refused = self.refused or FloatingPointError("the servers found a norm that is not finite")
+        return super().finish_step()
+
+    def push(self) -> None:
+        """Gradients, statistics and the message from the workers to the servers, which add them up."""
+        if self.trees:
+            mine, tail = (tree.reduce_scatter() if i == 0 else tree.allreduce() for i, tree in enumerate(self.trees))
+            if self.serves:
+                self.sums[: -self.behind], self.sums[-self.behind :] = mine, tail
+            return
+        if self.serves:
+            self.sums[:] = 0
+        self.mesh.communicator.Run(self.pushing, "push")
+        if self.pieces:
+            shares = [self.gradients[share] for share in self.shares] if self.works else []
+            self.pieces.reduce(shares, self.sums[: self.n] if self.serves else None, self.step)
+            self.pushes += 1
+
+    def serve(self) -> None:
+        """Update this server's slice, unless the message forbids it: every server has it, and all do the same."""
+        self.held[self.n :] = self.sums[self.n :]  # statistics and message are sums already
+        result = StepMessage(self.sums[-self.behind : -1], np.empty(0), self.addends).result()
+        if math.isfinite(result.loss) and not result.overflowed and result.agreed:
+            among = self._sum_small if len(self.hosts) > 1 else None
+            self.optimizer.update(self.held[: self.n], self.sums[: self.n], self.slots, self.step, self.region, among)
+
+    def pull(self) -> None:
+        """Parameters, statistics and the message from the servers to the workers."""
+        self.mesh.communicator.Run(self.pulling, "pull")
+
+    def update(self):
+        """The servers have done it, or could not."""
+        if self.refused:
+            raise self.refused
+
+    def _sum_small(self, array: np.ndarray) -> None:
+        self.between_servers.Allreduce(IN_PLACE, array)
+
+    def _maximum(self, array: np.ndarray) -> None:
+        self.mesh.data.Allreduce(IN_PLACE, array, MAX)
+
+    def _sum_of_heads(self) -> StepResult:
+        """Return what the messages of all workers say, without running statistics."""
+        head = np.zeros(self.behind - 1, self.dtype)
+        if self.works:
+            head[:] = self.message.head
+        self.mesh.sum_all(head)
+        return StepMessage(head, np.empty(0), self.addends).result()
+
+    def set_epoch_steps(self, steps):
+        if self.pieces:
+            self.pieces.set_epoch_steps(steps)
+
+    # ------------------------------------------------------------------------------------------------ the state
+
+    def placed(self):
+        layout, shard = self.layout, Shard(len(self.hosts))
+        if self.serves:
+            own = (Range(self.own.start, self.own.stop, 0),)
+            yield PlacedArray("param", "parameters", self.held, layout, shard, own)
+            yield PlacedArray("", "gradients", self.sums, layout, shard)
+            for name, slot in self.slots.items():
+                yield PlacedArray(f"optimizer/{name}", "moments", slot, layout, shard, own)
+        if self.works:
+            yield PlacedArray("param", "parameters", self.replica, layout, copy=True)
+            yield PlacedArray("", "gradients", self.pushed, layout)
+        if self.memories:
+            yield from self.memories.placed()
+        yield from in_transit(*(tree.sums for tree in self.trees))
+
+    def bytes_sent(self):
+        if not self.pieces:
+            return {}
+        sent = self.mesh.communicator.allreduce(self.pieces.sent) / len(self.workers) / max(1, self.pushes)
+        pairs = sum(host != worker for worker in self.workers for host in self.hosts)
+        whole = self.layout.size * self.dtype.itemsize
+        return {"bytes_sent": sent, "bytes_dense": whole * pairs / (len(self.hosts) * len(self.workers))}
+
+    def describe(self):
+        one, own = len(self.hosts) == 1, self.hosts[0] not in self.workers
+        place = ("on a rank of its own" if one else "on ranks of their own") if own else "on workers"
+        servers = "1 parameter server" if one else f"{len(self.hosts)} parameter servers"
+        workers = "1 worker" if len(self.workers) == 1 else f"{len(self.workers)} workers"
+        how = f"; pushed as {self.compressor!r}" if self.compressor else ""
+        return f"{workers}, {servers} {place}, {self.slices[0][1]:,} values each{how}"
+
+    def close(self):
+        self.pushing.free()
+        self.pulling.free()
+        super().close()

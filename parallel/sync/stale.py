@@ -1,0 +1,191 @@
+"""Gradients summed while the next steps compute, and applied S steps late, without a server.
+
+    step        | k          | k+1        | k+2
+    compute     | g(k)       | g(k+1)     | g(k+2)
+    messages         | sum of g(k)  | sum of g(k+1) ...
+    update      | of k-S     | of k+1-S   | of k+2-S
+
+All ranks apply the same sums in the same order, so they hold the same parameters; in the first S steps nothing is
+applied. At the end of an epoch, and for a checkpoint (`settle`), what is on its way is waited for and applied, so
+nothing is lost, and the next S steps apply nothing again. Looking in between shows the same, and changes nothing.
+
+The loss travels behind the gradients, and so comes S steps late as well: a step returns the loss of its own part of the
+batch times the ranks, and a loss that is not finite is told S steps later, to all at once. Its gradients, and those
+after it, are applied nowhere. Running statistics are each rank's own until all meet, and become their mean.
+
+Cost: S + 1 more buffers; of a step max(compute, 2 n (p-1)/p beta), whatever S >= 1, where messages move by themselves.
+Sources: Agarwal and Duchi 2011 (delayed gradients); Li et al. 2018 (Pipe-SGD).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from mpi4py import MPI
+
+from parallel.state.placed import in_transit
+from parallel.sync.local_update import LocalUpdate
+from parallel.sync.step_result import StepMessage, StepResult, disagreement
+
+
+class Stale(LocalUpdate):
+    """Every rank has all parameters, and applies the sums of gradients some steps late.
+
+    Parameters
+    ----------
+    delay : int
+        S, at least 1.
+    """
+
+    sends = "2"
+    phases = (
+        ("compute", "compute_gradients", False),
+        ("communicate", "sync.wait", False),
+        ("update", "sync.apply", False),
+    )
+
+    def __init__(self, delay: int):
+        self.delay = delay
+
+    def allocate(self):
+        super().allocate()
+        threads = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+        self.communicator = self.mesh.communicator.Dup(progress=threads)
+        self.idle = [
+            Flight(self.communicator, np.zeros_like(self.vector), self.layout.size, self.addends)
+            for _ in range(self.delay + 1)
+        ]
+        self.flying: list[Flight] = []  # the oldest first
+
+    def begin_pass(self, micro):
+        return self.poke
+
+    def poke(self, end: int = 0) -> None:
+        """Between layers: move what is on its way."""
+        for flight in self.flying:
+            flight.request.Test()
+
+    def finish_step(self):
+        own = float(self.message.loss)
+        self.bad |= not math.isfinite(own)
+        flight = self.idle.pop()
+        flight.vector[:] = self.vector
+        flight.step, flight.total, flight.rate = self.step, self.total, float(self.optimizer.lr)
+        flight.request.Start()
+        self.flying.append(flight)
+        loss = own * self.mesh.count if math.isfinite(own) else 0.0
+        if len(self.flying) > self.delay and self.land():
+            loss = math.nan
+        return StepResult(loss, True)
+
+    def update(self):
+        """`land` has applied what was due."""
+
+    def land(self) -> bool:
+        """Wait for the oldest sum, and apply it; says whether its loss is not finite.
+
+        Raises
+        ------
+        ValueError
+            On all ranks: they were told different sizes of that batch.
+        """
+        flight = self.flying.pop(0)
+        self.wait(flight)
+        self.idle.append(flight)
+        result = flight.message.result()
+        if not result.agreed:
+            self.drop()
+            told = self.mesh.allgather((flight.total, f"lr={flight.rate}, now {self.optimizer!r}"))
+            raise ValueError(disagreement(flight.step, *zip(*told, strict=True)))
+        if not math.isfinite(result.loss):
+            self.drop()
+            return True
+        try:
+            self.apply(flight)
+        except FloatingPointError:  # on all ranks
+            self.drop()
+            raise
+        return False
+
+    def wait(self, flight: Flight) -> None:
+        """Until that sum has come."""
+        flight.request.Wait()
+
+    def apply(self, flight: Flight) -> None:
+        """Update with a sum, at the rate of its own step."""
+        now, self.optimizer.lr = self.optimizer.lr, flight.rate
+        try:
+            self.optimizer.update(self.parameters, flight.gradients, self.slots, flight.step, self.region)
+        finally:
+            self.optimizer.lr = now
+
+    def drop(self) -> None:
+        """Training ends: what is on its way comes, and is not applied."""
+        while self.flying:
+            flight = self.flying.pop(0)
+            self.wait(flight)
+            self.idle.append(flight)
+        self.bad, self.settled = False, True
+
+    def forget(self):
+        super().forget()
+        self.drop()
+
+    def synchronize(self):
+        for flight in self.flying:
+            self.wait(flight)
+            result = flight.message.result()
+            if not result.agreed or not math.isfinite(result.loss):  # training will end here
+                break
+            try:
+                self.apply(flight)
+            except FloatingPointError:
+                break
+        if self.buffers.size:
+            self.mean(self.buffers)
+
+    def settle(self):
+        self.resume()
+        if self.settled:
+            return False
+        while self.flying:
+            if self.land():
+                return True
+        if self.buffers.size:
+            self.mean(self.buffers)
+        self.settled = True
+        return False
+
+    def placed(self):
+        yield from super().placed()
+        yield from in_transit(*(flight.vector for flight in (*self.idle, *self.flying)))
+
+    def describe(self):
+        steps = "1 step" if self.delay == 1 else f"{self.delay} steps"
+        return f"gradients summed by messages while the next steps compute, applied {steps} late"
+
+    def close(self):
+        self.drop()
+        self.communicator.Free()
+
+
+class Flight:
+    """Gradients of one step and what travels behind them, on their way.
+
+    Parameters
+    ----------
+    communicator : collectives.Communicator
+        Of all ranks that sum it (collective).
+    vector : flat array
+    size : int
+        Of the gradients.
+    addends : int
+        As for StepMessage.
+    """
+
+    def __init__(self, communicator, vector: np.ndarray, size: int, addends: int):
+        self.vector, self.gradients, self.message = vector, vector[:size], StepMessage.of(vector[size:], addends)
+        self.request = communicator.Allreduce_init(MPI.IN_PLACE, vector)
+        self.step = self.total = 0
+        self.rate = 0.0
