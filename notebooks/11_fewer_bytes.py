@@ -486,7 +486,7 @@ plt.show()
 
 # %% [markdown]
 # Read from the right: half the bytes cost nothing, a tenth next to nothing; then it depends on the method. (With one
-# seed a percent up or down is chance.) And now the same on real ranks: `CompressedDataParallel` is data parallelism
+# seed a percent up or down is chance.) And now the same on real ranks: `DistributedDataParallel` is data parallelism
 # with another exchange, and counts the bytes that it sends.
 
 # %%
@@ -495,7 +495,7 @@ from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
 from collectives import Communicator
-from parallel import CompressedDataParallel
+from parallel import DistributedDataParallel
 from parallel.sync.compression import parse
 
 limits = threadpool_limits(1, user_api="blas")
@@ -505,7 +505,7 @@ for method in ("none", "fp16", "topk:0.01"):
     layers = nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
     network = nn.Network(nn.Sequential(*layers), (64,))
     communicator = Communicator(MPI.COMM_WORLD)
-    trainer = CompressedDataParallel(
+    trainer = DistributedDataParallel(
         network, nn.CrossEntropyLoss(), nn.SGD(0.1), communicator, compressor=parse(method)
     )
     history = nn.fit(trainer, nn.Loader(data.train, 64, shard=trainer.shard), 8).history

@@ -19,7 +19,6 @@ _HOME = {
     "Mesh": "parallel.mesh",
     "QuasiNewton": "parallel.sync.commanded.quasi_newton",
     "ReplicaError": "parallel.mesh",
-    "ReproducibleSerial": "parallel.strategies.serial",
     "ShardedCheckpoints": "parallel.state.sharded_checkpoints",
     "SpatialParallel": "parallel.strategies.operators.strategy",
     "check_death": "parallel.strategies.check_strategy",

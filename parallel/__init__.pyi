@@ -1,15 +1,12 @@
 """The public names for type checkers; `__init__.py` imports each when it is first used."""
 
-from parallel.exchange.commanded.quasi_newton import QuasiNewton as QuasiNewton
 from parallel.mesh import Mesh as Mesh
 from parallel.mesh import ReplicaError as ReplicaError
 from parallel.state.sharded_checkpoints import ShardedCheckpoints as ShardedCheckpoints
 from parallel.strategies.check_strategy import check_death as check_death
 from parallel.strategies.check_strategy import check_strategy as check_strategy
 from parallel.strategies.context.strategy import ContextParallel as ContextParallel
-from parallel.strategies.data_parallel import CompressedDataParallel as CompressedDataParallel
 from parallel.strategies.data_parallel import DistributedDataParallel as DistributedDataParallel
-from parallel.strategies.data_parallel import ReproducibleDataParallel as ReproducibleDataParallel
 from parallel.strategies.data_parallel import StaleDataParallel as StaleDataParallel
 from parallel.strategies.downpour import Downpour as Downpour
 from parallel.strategies.join import join as join
@@ -17,23 +14,18 @@ from parallel.strategies.local_sgd import EASGD as EASGD
 from parallel.strategies.local_sgd import DiLoCo as DiLoCo
 from parallel.strategies.local_sgd import LocalSGD as LocalSGD
 from parallel.strategies.master_worker import DataParallel as DataParallel
-from parallel.strategies.master_worker import ReproducibleMasterWorker as ReproducibleMasterWorker
 from parallel.strategies.one_weird_trick import OneWeirdTrick as OneWeirdTrick
 from parallel.strategies.operators.strategy import BranchParallel as BranchParallel
 from parallel.strategies.operators.strategy import SpatialParallel as SpatialParallel
-from parallel.strategies.parameter_server import CompressedParameterServer as CompressedParameterServer
 from parallel.strategies.parameter_server import ParameterServer as ParameterServer
-from parallel.strategies.parameter_server import ReproducibleParameterServer as ReproducibleParameterServer
 from parallel.strategies.pipeline.strategy import PipeDream as PipeDream
 from parallel.strategies.pipeline.strategy import Pipeline as Pipeline
 from parallel.strategies.sandblaster import Sandblaster as Sandblaster
 from parallel.strategies.serial import ReproducibleSerial as ReproducibleSerial
 from parallel.strategies.tensor_parallel import TensorParallel as TensorParallel
 from parallel.strategies.zero import FullyShardedDataParallel as FullyShardedDataParallel
-from parallel.strategies.zero import ReproducibleFullyShardedDataParallel as ReproducibleFullyShardedDataParallel
-from parallel.strategies.zero import ReproducibleZeRO1 as ReproducibleZeRO1
-from parallel.strategies.zero import ReproducibleZeRO2 as ReproducibleZeRO2
 from parallel.strategies.zero import ZeRO1 as ZeRO1
 from parallel.strategies.zero import ZeRO2 as ZeRO2
+from parallel.sync.commanded.quasi_newton import QuasiNewton as QuasiNewton
 from parallel.trainer import CheckReplicas as CheckReplicas
 from parallel.trainer import DistributedTrainer as DistributedTrainer

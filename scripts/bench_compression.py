@@ -154,7 +154,7 @@ def work(task: dict) -> None:
 
     import nn
     from collectives import Communicator
-    from parallel import CompressedDataParallel, DistributedDataParallel
+    from parallel import DistributedDataParallel
     from parallel.sync.compression import parse
 
     world = MPI.COMM_WORLD
@@ -175,7 +175,7 @@ def work(task: dict) -> None:
     gradients = np.empty_like(serial.gradients)
     trainers = {"ddp": DistributedDataParallel(*parts(), communicator)}
     for method in ("none", *task["methods"]):
-        trainers[method] = CompressedDataParallel(*parts(), communicator, compressor=parse(method))
+        trainers[method] = DistributedDataParallel(*parts(), communicator, compressor=parse(method))
     messages = {method: [trainers["ddp"].gradients.nbytes] for method in trainers}  # 2 n (p-1)/p
     calls: dict[str, Callable[[int], object]] = {
         "compute": lambda _: serial.step(x, y, 2 * BATCH),

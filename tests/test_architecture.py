@@ -174,11 +174,9 @@ PUBLIC = {
     models save load register Model FileError check_layer check_loss check_optimizer
     """,
     parallel: """
-    CheckReplicas CompressedDataParallel CompressedParameterServer DataParallel DistributedDataParallel QuasiNewton
-    ShardedCheckpoints
-    FullyShardedDataParallel ParameterServer ReplicaError ReproducibleDataParallel
-    ReproducibleFullyShardedDataParallel ReproducibleMasterWorker ReproducibleParameterServer ReproducibleSerial
-    ReproducibleZeRO1 ReproducibleZeRO2 ZeRO1 ZeRO2 join
+    CheckReplicas DataParallel DistributedDataParallel QuasiNewton
+    ShardedCheckpoints FullyShardedDataParallel ParameterServer ReplicaError
+    ZeRO1 ZeRO2 join
     """,
     collectives: """
     ALGORITHMS Communicator Copy Deadlock Recv RecvReduce Reduce ScheduleError Send blocks check check_world draw

@@ -425,9 +425,9 @@ def make_trainer(options: Options, parts: Parts, world) -> RunTrainer:
     """The trainer of --strategy on these ranks; of one process, where `world` is None."""
     _, network, loss, optimizer = parts
     if world is None and options.reproducible:
-        from parallel.strategies.serial import ReproducibleSerial
+        from parallel.strategies.data_parallel import DistributedDataParallel
 
-        return ReproducibleSerial(network, loss, optimizer, options.seed, options.reproducible)
+        return DistributedDataParallel(network, loss, optimizer, None, options.seed, shards=options.reproducible)
     if world is None and not STRATEGIES[options.strategy_name].searches:
         return RunTrainer(network, loss, optimizer, options.seed)
     return build_trainer(options, network, loss, optimizer, world)

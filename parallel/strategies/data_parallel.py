@@ -22,7 +22,7 @@ from collectives.failures.launch_check import nodes_of
 from parallel.settings import OptionError, changed, flag, option, refuse
 from parallel.strategies import axes
 from parallel.strategies.consistency import Consistency, ConsistencyOptions, check_apart
-from parallel.strategies.declaration import ALL_AXES, APART, Strategy, Supports
+from parallel.strategies.declaration import ALL_AXES, APART, NODE_MEMORY, Strategy, Supports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,11 +34,9 @@ if TYPE_CHECKING:
     from parallel.planning.group_costs import Group
     from parallel.planning.job import Axes, Job, Prediction
     from parallel.planning.profile import LayerProfile
-    from parallel.sync.base import GradientSync
     from parallel.sync.compression.base import Compressor
     from parallel.trainer import DistributedTrainer
 
-NODE_MEMORY = ("auto", "on", "off")
 CONSISTENCIES = ("sync", "stale")
 
 
@@ -78,6 +76,8 @@ def DistributedDataParallel(
     first_bucket: float = 1.0,
     limit: float = 300.0,
     survives: bool = False,
+    compressor: Compressor | None = None,
+    shards: int = 0,
 ) -> DistributedTrainer:
     """`Trainer` on many ranks; one line of a program differs.
 
@@ -99,50 +99,35 @@ def DistributedDataParallel(
         Seconds after which a rank gives up that waits for others in shared memory.
     survives : bool
         In shared memory, keep what an update overwrites: where a rank dies in it, the others have what was before it.
+    compressor : Compressor or None
+        Fewer bytes: gradients are the sum of what each rank's message stands for, with the same bits on all ranks. Not
+        attached yet.
+    shards : int
+        The same bits on any number of ranks: into how many virtual shards every batch is cut, at least as many as
+        ranks (passes/virtual_shards.py); 0 for none. Powers of two move least bytes. `communicator` may be None, for
+        one process.
 
     Raises
     ------
     ValueError
-        node_memory="on" where it is not possible; the message says why. Buckets or an overlap that cannot be.
+        node_memory="on" where it is not possible; the message says why. Buckets or an overlap that cannot be. A method
+        of compression that cannot work with this optimizer, or beside virtual shards. With these: more ranks than
+        shards, synchronised statistics.
     OSError
         Too little memory that ranks of a node can share.
     ReplicaError
-        If ranks were given different networks, losses or optimizers.
+        If ranks were given different networks, losses, optimizers, methods or numbers of shards.
     """
     from parallel.mesh import Mesh
+    from parallel.passes.virtual_shards import VirtualShards
     from parallel.passes.whole import Whole
+    from parallel.strategies.gradient_sync import gradient_sync
     from parallel.trainer import DistributedTrainer
 
-    sync = summing(communicator, node_memory, overlap, bucket, first_bucket, limit, survives)
-    return DistributedTrainer(
-        network, loss, optimizer, Mesh(communicator), Whole(), sync, seed, "DistributedDataParallel"
-    )
-
-
-def summing(
-    communicator,
-    node_memory: str = "auto",
-    overlap: str = "auto",
-    bucket: float = 25.0,
-    first_bucket: float = 1.0,
-    limit: float = 300.0,
-    survives: bool = False,
-) -> GradientSync:
-    """Return what sums the gradients of these ranks; parameters as of DistributedDataParallel."""
-    from parallel.sync.messages import Messages, check_bucketing
-    from parallel.sync.node_memory import NodeMemory, why_not
-
-    check_bucketing(bucket, first_bucket, overlap)
-    if node_memory not in NODE_MEMORY:
-        raise ValueError(f"node_memory {node_memory!r}: expected one of {', '.join(NODE_MEMORY)}")
-    nodes = nodes_of(communicator)
-    why_messages = "as asked" if node_memory == "off" else why_not(nodes)
-    if node_memory == "on" and why_messages:
-        raise ValueError(f"gradients cannot be summed in node-shared memory: {why_messages}; use messages")
-    if overlap == "auto" and len(set(nodes)) == 1:
-        overlap = "none"
-    bucketing = {"bucket": bucket, "first": first_bucket, "overlap": overlap}
-    return Messages(bucketing, why_messages) if why_messages else NodeMemory(nodes, bucketing, limit, survives)
+    how = {"node_memory": node_memory, "overlap": overlap, "bucket": bucket, "first_bucket": first_bucket}
+    mesh, pass_ = Mesh(communicator), VirtualShards(shards) if shards else Whole()
+    sync = gradient_sync(mesh, 0, compressor, shards, **how, limit=limit, survives=survives)
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, "DistributedDataParallel")
 
 
 def StaleDataParallel(
@@ -177,65 +162,6 @@ def StaleDataParallel(
     refuse(bool(options), f"{', '.join(options)}: late gradients are summed by messages")
     check_apart(network)
     return DistributedTrainer(network, loss, optimizer, mesh, Whole(), Stale(delay), seed, "StaleDataParallel")
-
-
-def CompressedDataParallel(
-    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, compressor: Compressor
-) -> DistributedTrainer:
-    """Data parallelism with fewer bytes.
-
-    The sum of the gradients is that of what each rank's message stands for. All ranks hold the same parameters, bit for
-    bit; what one process would compute they are only where nothing is left out.
-
-    Parameters
-    ----------
-    network, loss, optimizer, communicator, seed
-        As for DistributedDataParallel.
-    compressor : Compressor
-        Not attached yet.
-
-    Raises
-    ------
-    ValueError
-        A method that cannot work with this optimizer.
-    ReplicaError
-        Ranks that were given different methods.
-    """
-    from parallel.mesh import Mesh
-    from parallel.passes.whole import Whole
-    from parallel.sync.compression.compressed import Compressed
-    from parallel.trainer import DistributedTrainer
-
-    sync, name = Compressed(compressor), "CompressedDataParallel"
-    return DistributedTrainer(network, loss, optimizer, Mesh(communicator), Whole(), sync, seed, name)
-
-
-def ReproducibleDataParallel(
-    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, shards: int = 8
-) -> DistributedTrainer:
-    """Data parallelism with the same bits on any number of ranks: passes/virtual_shards.py says how.
-
-    Parameters
-    ----------
-    network, loss, optimizer, communicator, seed
-        As for DistributedDataParallel; a communicator of None is one process.
-    shards : int
-        V: into how many virtual shards every batch is cut; at least as many as ranks. Powers of two move least bytes.
-
-    Raises
-    ------
-    ValueError
-        More ranks than shards; synchronised statistics, which need all shards at once.
-    ReplicaError
-        If ranks were given different networks, losses, optimizers or numbers of shards.
-    """
-    from parallel.mesh import Mesh
-    from parallel.passes.virtual_shards import VirtualShards
-    from parallel.sync.fixed_tree import FixedTree
-    from parallel.trainer import DistributedTrainer
-
-    pass_, name = VirtualShards(shards), "ReproducibleDataParallel"
-    return DistributedTrainer(network, loss, optimizer, Mesh(communicator), pass_, FixedTree(), seed, name)
 
 
 def check_options(options) -> None:
@@ -274,7 +200,7 @@ def message_flags(options) -> list[str]:
 
 
 def summing_arguments(options, communicator) -> dict:
-    """Return the arguments of `summing`."""
+    """Return the arguments of `gradient_sync` for gradients as they are."""
 
     # On one node there is nothing in node memory that an allreduce could do; between nodes there is.
     if one_node := len(set(nodes_of(communicator))) == 1:
@@ -293,7 +219,7 @@ def summing_arguments(options, communicator) -> dict:
 def bucketing(options) -> dict:
     """Return how gradients that are summed by messages are cut and moved."""
     overlap = "none" if options.overlap == "auto" else options.overlap
-    return {"bucket": options.bucket, "first": options.first_bucket, "overlap": overlap}
+    return {"bucket": options.bucket, "first_bucket": options.first_bucket, "overlap": overlap}
 
 
 def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
@@ -304,9 +230,9 @@ def build(options, network, loss, optimizer, communicator) -> DistributedTrainer
     if options.compress:
         from parallel.sync import compression
 
-        return CompressedDataParallel(*arguments, compressor=compression.parse(options.compress))
+        return DistributedDataParallel(*arguments, compressor=compression.parse(options.compress))
     if options.reproducible:
-        return ReproducibleDataParallel(*arguments, shards=options.reproducible)
+        return DistributedDataParallel(*arguments, shards=options.reproducible)
     return DistributedDataParallel(*arguments, **summing_arguments(options, communicator))
 
 
@@ -354,7 +280,7 @@ STRATEGY = Strategy(
     consistencies=CONSISTENCIES,
     late=replace(APART, not_compressed="what is on its way is a sum; use --strategy ps --consistency async"),
     late_values="stale:S",
-    public=("DistributedDataParallel", "StaleDataParallel", "CompressedDataParallel", "ReproducibleDataParallel"),
+    public=("DistributedDataParallel", "StaleDataParallel"),
     check_options=check_options,
     check=check,
     cost=cost,

@@ -30,6 +30,9 @@ ALL_AXES = ("data", "pipeline", "context", "tensor", "space", "branch")
 ROUNDED = (
     "what several ranks have whole, with ddp, has to be rounded alike on all, and nothing left out, or it drifts apart"
 )
+NODE_MEMORY = ("auto", "on", "off")
+NOT_COMPRESSED_IN_SHARDS = "what a method keeps of all parameters on every rank is what shards are to save"
+NOT_STAGES = "a stage would reduce its gradients, and gather its parameters, once for each micro-batch; use zero1"
 TREE = "what is added up on one rank and what between them depends on how many there are"
 
 

@@ -27,49 +27,24 @@ if TYPE_CHECKING:
     from parallel.trainer import DistributedTrainer
 
 
-def DataParallel(network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0) -> DistributedTrainer:
+def DataParallel(
+    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, shards: int = 0
+) -> DistributedTrainer:
     """`Trainer` on many ranks, with rank 0 as the master; parameters are those of DistributedDataParallel.
 
     `shard` is the whole batch on the master and nothing elsewhere: workers get their samples from the master, in
-    evaluation too. Their parameters are those of the last broadcast, and they have no moments.
-    """
-    from parallel.mesh import Mesh
-    from parallel.passes.dealt import Dealt
-    from parallel.passes.whole import Whole
-    from parallel.sync.master import Master
-    from parallel.trainer import DistributedTrainer
-
-    pass_, name = Dealt(Whole()), "DataParallel"
-    return DistributedTrainer(network, loss, optimizer, Mesh(communicator), pass_, Master(), seed, name)
-
-
-def ReproducibleMasterWorker(
-    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, shards: int = 8
-) -> DistributedTrainer:
-    """`DataParallel`, the same bits on any number of ranks.
-
-    The ranks compute the outputs of a virtual shard each, and so its gradients; the master computes the loss of each,
-    and gets gradients and losses as the tree adds them.
-
-    Parameters
-    ----------
-    network, loss, optimizer, communicator, seed
-        As for DataParallel.
-    shards : int
-        V: into how many virtual shards every batch is cut; at least as many as ranks.
-
-    Raises
-    ------
-    ValueError
-        More ranks than shards; synchronised statistics, which need all shards at once.
+    evaluation too. Their parameters are those of the last broadcast, and they have no moments. With virtual `shards`
+    the ranks compute the outputs of one each, and so its gradients; the master computes the loss of each, and gets
+    gradients and losses as the tree adds them.
     """
     from parallel.mesh import Mesh
     from parallel.passes.dealt import Dealt
     from parallel.passes.virtual_shards import VirtualShards
+    from parallel.passes.whole import Whole
     from parallel.sync.master import Master
     from parallel.trainer import DistributedTrainer
 
-    pass_, name = Dealt(VirtualShards(shards)), "ReproducibleMasterWorker"
+    pass_, name = Dealt(VirtualShards(shards) if shards else Whole()), "DataParallel"
     return DistributedTrainer(network, loss, optimizer, Mesh(communicator), pass_, Master(), seed, name)
 
 
@@ -85,10 +60,7 @@ def check(options, ranks: int | None, network, optimizer) -> None:
 def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
     """One master scatters samples and reduces gradients."""
     check(options, communicator.size, network, optimizer)
-    arguments = network, loss, optimizer, communicator, options.seed
-    if options.reproducible:
-        return ReproducibleMasterWorker(*arguments, shards=options.reproducible)
-    return DataParallel(*arguments)
+    return DataParallel(network, loss, optimizer, communicator, options.seed, shards=options.reproducible or 0)
 
 
 def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1) -> Prediction:
@@ -118,7 +90,7 @@ STRATEGY = Strategy(
     sources=("PyTorch (torch.nn.DataParallel)",),
     build=build,
     supports=Supports(mixed=True, compress=(), not_compressed="the master gets one sum, made on its way by all ranks"),
-    public=("DataParallel", "ReproducibleMasterWorker"),
+    public=("DataParallel",),
     check=check,
     cost=cost,
     summary="one master scatters samples, broadcasts the model, gathers outputs, reduces gradients: `--timeline` shows "

@@ -65,7 +65,7 @@ def OneWeirdTrick(
     communicator : collectives.Communicator
     scheme : {"all", "turns", "shares", "features"}
         How activations move from the ones to the others; see above.
-    bucketing : bucket, first, overlap of sync/messages.py, or None
+    bucketing : bucket, first_bucket, overlap of sync/messages.py, or None
         How the convolutions' gradients are summed.
 
     Raises
@@ -76,9 +76,9 @@ def OneWeirdTrick(
         If ranks were given different networks, losses or optimizers.
     """
     from parallel.mesh import Mesh
-    from parallel.strategies.along_data import BUCKETING
     from parallel.strategies.weird_trick_pass import WeirdTrick
     from parallel.sync.base import GradientSync
+    from parallel.sync.messages import BUCKETING
     from parallel.trainer import DistributedTrainer
 
     mesh, pass_ = Mesh(communicator, tensor=communicator.size), WeirdTrick(loss, scheme, bucketing or BUCKETING)

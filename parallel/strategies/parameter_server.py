@@ -142,8 +142,7 @@ def ParameterServer(
         sync = Asynchronous(*arguments, bound=how.bound, ahead=how.ahead, **more)
     mesh, pass_ = served_mesh(communicator, sync, loss, pipeline, tensor, way=way, limit=limit, **schedule)
     pass_ = VirtualShards(shards) if shards else pass_
-    name = f"{'Compressed' * bool(compressor)}{'Reproducible' * bool(shards)}ParameterServer"
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, name)
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, "ParameterServer")
 
 
 def served_mesh(communicator, sync: Served, loss: Loss, pipeline: int, tensor: int, **how) -> tuple[Mesh, Whole]:
@@ -155,16 +154,6 @@ def served_mesh(communicator, sync: Served, loss: Loss, pipeline: int, tensor: i
     refuse(ranks > 1 and sync.place != "own", f"workers of {ranks} ranks: {ON_WORKERS}: use place 'own'")
     pass_ = replica_pass(loss, pipeline, tensor, **how)
     return Mesh(communicator, sync.workers, pipeline=pipeline, tensor=tensor), pass_
-
-
-def CompressedParameterServer(*arguments, compressor: Compressor, **options) -> DistributedTrainer:
-    """`ParameterServer` with compressed gradients."""
-    return ParameterServer(*arguments, compressor=compressor, **options)
-
-
-def ReproducibleParameterServer(*arguments, shards: int = 8, **options) -> DistributedTrainer:
-    """`ParameterServer`, the same bits on any number of ranks."""
-    return ParameterServer(*arguments, shards=shards, **options)
 
 
 def check_options(options) -> None:
@@ -272,7 +261,7 @@ STRATEGY = Strategy(
     consistencies=CONSISTENCIES,
     late=SERVED_APART,
     late_values="ssp:S, async",
-    public=("ParameterServer", "CompressedParameterServer", "ReproducibleParameterServer"),
+    public=("ParameterServer",),
     check_options=check_options,
     check=check,
     cost=cost,

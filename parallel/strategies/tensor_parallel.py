@@ -62,7 +62,7 @@ def TensorParallel(
     stage : {0, 1, 2, 3}
         Of ZeRO: what groups keep in shards; 0 for nothing.
     bucketing, unit_bytes, prefetch, compressor
-        How groups sum their gradients: see along_data.py.
+        How groups sum their gradients: see gradient_sync.py.
 
     Raises
     ------
@@ -72,13 +72,13 @@ def TensorParallel(
         If ranks were given different networks, losses or optimizers.
     """
     from parallel.mesh import Mesh
-    from parallel.strategies.along_data import exchange_along
     from parallel.strategies.context.strategy import SequenceParts
+    from parallel.strategies.gradient_sync import gradient_sync
     from parallel.strategies.tensor.shared_pass import SharedPass
     from parallel.trainer import DistributedTrainer
 
     mesh = Mesh(communicator, context=context, tensor=tensor or communicator.size // context)
-    sync = exchange_along(mesh, stage, bucketing, unit_bytes, prefetch, compressor)
+    sync = gradient_sync(mesh, stage, compressor, unit_bytes=unit_bytes, prefetch=prefetch, **(bucketing or {}))
     pass_ = SharedPass(loss, way, SequenceParts(attention))
     return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, "TensorParallel")
 

@@ -20,9 +20,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from collectives.failures.launch_check import nodes_of
 from parallel.settings import option
-from parallel.strategies.declaration import ALL_AXES, KEEP_NOTHING, Strategy, Supports
+from parallel.strategies.declaration import (
+    ALL_AXES,
+    KEEP_NOTHING,
+    NOT_COMPRESSED_IN_SHARDS,
+    NOT_STAGES,
+    Strategy,
+    Supports,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +36,6 @@ if TYPE_CHECKING:
     from collectives.pricing.networks import Network as CostNetwork
     from parallel.planning.job import Axes, Job, Prediction
     from parallel.planning.profile import LayerProfile
-    from parallel.sync.compression.base import Compressor
-    from parallel.sync.sharded import Sharded
     from parallel.trainer import DistributedTrainer
 
 UNIT_BYTES = 1 << 20
@@ -55,10 +59,6 @@ class PrefetchOptions:
     prefetch: int | None = option(
         None, "units gathered ahead while others compute (default: 1 between nodes, 0 on one)", metavar="N", least=0
     )
-
-
-NOT_COMPRESSED = "what a method keeps of all parameters on every rank is what shards are to save"
-NOT_STAGES = "a stage would reduce its gradients, and gather its parameters, once for each micro-batch; use zero1"
 
 
 def ZeRO1(
@@ -132,54 +132,18 @@ def FullyShardedDataParallel(
     return _zero(3, "FullyShardedDataParallel", *given, compressor, shards, unit_bytes, offload, prefetch)
 
 
-def ReproducibleZeRO1(*arguments, shards: int = 8, **options) -> DistributedTrainer:
-    """`ZeRO1`, the same bits on any number of ranks."""
-    return ZeRO1(*arguments, shards=shards, **options)
-
-
-def ReproducibleZeRO2(*arguments, shards: int = 8, **options) -> DistributedTrainer:
-    """`ZeRO2`, the same bits on any number of ranks."""
-    return ZeRO2(*arguments, shards=shards, **options)
-
-
-def ReproducibleFullyShardedDataParallel(*arguments, shards: int = 8, **options) -> DistributedTrainer:
-    """`FullyShardedDataParallel`, the same bits on any number of ranks."""
-    return FullyShardedDataParallel(*arguments, shards=shards, **options)
-
-
-def sharding(
-    communicator,
-    stage: int,
-    unit_bytes: int = UNIT_BYTES,
-    offload=None,
-    prefetch: int | None = None,
-    compressor: Compressor | None = None,
-) -> Sharded:
-    """What keeps the shards of these ranks, as FullyShardedDataParallel is told to.
-
-    Raises
-    ------
-    ValueError
-        A compressor that keeps something.
-    """
-    from parallel.sync.sharded import Sharded
-
-    if compressor and (compressor.memories or compressor.no_messages):
-        raise ValueError(f"{compressor!r} does not work with shards: {NOT_COMPRESSED}")
-    together = len(set(nodes_of(communicator))) == 1  # ranks can read each other's memory
-    return Sharded(stage, unit_bytes, offload, together, prefetch, compressor)
-
-
 def _zero(stage, name, network, loss, optimizer, communicator, seed, compressor, shards, *cut) -> DistributedTrainer:
     from parallel.mesh import Mesh
     from parallel.passes.virtual_shards import VirtualShards
     from parallel.passes.whole import Whole
+    from parallel.strategies.gradient_sync import gradient_sync
     from parallel.trainer import DistributedTrainer
 
-    sync = sharding(communicator, stage, *cut, compressor)
+    mesh, (unit_bytes, offload, prefetch) = Mesh(communicator), cut
+    how = {"unit_bytes": unit_bytes, "offload": offload, "prefetch": prefetch}
+    sync = gradient_sync(mesh, stage, compressor, shards, **how)
     pass_ = VirtualShards(shards) if shards else Whole()
-    name = f"{'Compressed' * bool(compressor)}{'Reproducible' * bool(shards)}{name}"
-    return DistributedTrainer(network, loss, optimizer, Mesh(communicator), pass_, sync, seed, name)
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, name)
 
 
 def check(options, ranks: int | None, network, optimizer) -> None:
@@ -307,7 +271,7 @@ SHARDED = Supports(
     mixed=True,
     elastic=True,
     compress=KEEP_NOTHING,
-    not_compressed=NOT_COMPRESSED,
+    not_compressed=NOT_COMPRESSED_IN_SHARDS,
     norms="no LARS, LAMB or clipping by norms",
 )
 ZERO1 = Strategy(
@@ -317,7 +281,7 @@ ZERO1 = Strategy(
     build=build,
     supports=replace(SHARDED, axes=ALL_AXES, not_stages=""),
     options=(ShardOptions,),
-    public=("ZeRO1", "ReproducibleZeRO1"),
+    public=("ZeRO1",),
     check=check,
     cost=cost,
     summary="the optimizer's state in shards",
@@ -329,7 +293,7 @@ ZERO2 = replace(
     name="zero2",
     title="ZeRO stage 2",
     supports=SHARDED,
-    public=("ZeRO2", "ReproducibleZeRO2"),
+    public=("ZeRO2",),
     whole=1,
     summary="and the gradients",
     memory="4 Psi + 12 Psi/N",
@@ -340,7 +304,7 @@ FSDP = replace(
     title="Fully sharded data parallelism (ZeRO stage 3)",
     sources=("Rajbhandari et al. 2020", "Zhao et al. 2023"),
     options=(ShardOptions, PrefetchOptions),
-    public=("FullyShardedDataParallel", "ReproducibleFullyShardedDataParallel"),
+    public=("FullyShardedDataParallel",),
     whole=0,
     cost=cost_of_fsdp,
     summary="and the parameters (ZeRO-3): gathered layer by layer, freed after use",

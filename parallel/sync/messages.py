@@ -31,15 +31,16 @@ from parallel.sync.base import GradientSync
 
 MIB = 1 << 20
 OVERLAPS = ("auto", "thread", "poke", "none")
+BUCKETING = {"bucket": 25.0, "first_bucket": 1.0, "overlap": "none"}  # where nobody says how
 ROUNDS = 9  # steps of each way that `auto` makes; the first of each is not counted
 
 
-def check_bucketing(bucket: float, first: float, overlap: str) -> None:
+def check_bucketing(bucket: float, first_bucket: float, overlap: str) -> None:
     """Refuse what no buckets can be made of."""
     if overlap not in OVERLAPS:
         raise ValueError(f"overlap {overlap!r}: expected one of {', '.join(OVERLAPS)}")
-    if not (bucket > 0 and first > 0):
-        raise ValueError(f"buckets must hold more than 0 MiB, given {bucket} and {first} for the first")
+    if not (bucket > 0 and first_bucket > 0):
+        raise ValueError(f"buckets must hold more than 0 MiB, given {bucket} and {first_bucket} for the first")
 
 
 def bucket_slices(ends: Iterable[int], total: int, first: int, rest: int) -> list[slice]:
@@ -72,7 +73,7 @@ class Buckets:
     array : 1-d array
     ends : where layers end in it, in elements
     size : elements up to the last end; what is behind goes with the last bucket
-    bucket, first : float
+    bucket, first_bucket : float
         MiB that fill a bucket, and the first one.
     overlap : str
         One of OVERLAPS.
@@ -85,8 +86,10 @@ class Buckets:
         Where each ends.
     """
 
-    def __init__(self, communicator, array, ends: Iterable[int], size: int, bucket: float, first: float, overlap: str):
-        first, rest = (max(1, int(mib * MIB) // array.itemsize) for mib in (first, bucket))
+    def __init__(
+        self, communicator, array, ends: Iterable[int], size: int, bucket: float, first_bucket: float, overlap: str
+    ):
+        first, rest = (max(1, int(mib * MIB) // array.itemsize) for mib in (first_bucket, bucket))
         places = bucket_slices(ends, size, first, rest) if size else [slice(0, 0)]
         places[-1] = slice(places[-1].start, array.size)
         self.buckets, self.stops = [array[place] for place in places], [place.stop for place in places]
@@ -181,7 +184,7 @@ class Messages(GradientSync):
 
     Parameters
     ----------
-    bucketing : bucket, first, overlap
+    bucketing : bucket, first_bucket, overlap
         As for Buckets.
     why : str
         Why there is no node memory, for the log.

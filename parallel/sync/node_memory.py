@@ -138,7 +138,7 @@ class NodeMemory(GradientSync):
     ----------
     nodes : list of int
         The node of each rank, as `collectives.failures.launch_check.nodes_of` gives it; `why_not` must be empty.
-    bucketing : bucket, first, overlap
+    bucketing : bucket, first_bucket, overlap
         How sums travel between nodes, as for Buckets.
     limit : float
         Seconds after which a rank that waits for others gives up.

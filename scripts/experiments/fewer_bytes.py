@@ -143,13 +143,13 @@ def measure(chosen: argparse.Namespace) -> None:
 def train(chosen: argparse.Namespace, method: str, seed: int, communicator, data) -> dict:
     """One run: bytes of a rank and step, accuracy, milliseconds, losses of the epochs."""
     import nn
-    from parallel import CompressedDataParallel
+    from parallel import DistributedDataParallel
     from parallel.sync.compression import parse
 
     name = method.removesuffix(FORGETS)
     network = nn.models.build(chosen.model, data.in_shape, data.classes)
     optimizer = nn.SGD(chosen.lr, momentum=0.0 if name.startswith("dgc") else 0.9)
-    trainer = CompressedDataParallel(
+    trainer = DistributedDataParallel(
         network, nn.CrossEntropyLoss(), optimizer, communicator, seed, compressor=parse(name)
     )
     loader = nn.Loader(data.train, chosen.batch, seed, shard=trainer.shard)

@@ -16,12 +16,12 @@ METHODS = (
 
 def compressed(comm, text: str, network=equality.mlp, optimizer=None, loss=None):
     from collectives import Communicator
-    from parallel import CompressedDataParallel
+    from parallel import DistributedDataParallel
     from parallel.sync.compression import parse
 
     communicator = Communicator(comm)
     optimizer = optimizer or nn.SGD(0.1, weight_decay=1e-3)
-    return CompressedDataParallel(
+    return DistributedDataParallel(
         network(), loss or nn.CrossEntropyLoss(), optimizer, communicator, equality.SEED, compressor=parse(text)
     )
 

@@ -143,13 +143,12 @@ def test_control_a_rank_that_keeps_it_to_itself_is_found(comm, monkeypatch):
 def test_reproducible_runs_have_the_same_bits(comm):
     """In float32, as it is used."""
     from collectives import Communicator
-    from parallel import ReproducibleDataParallel
-    from parallel.strategies.serial import ReproducibleSerial
+    from parallel import DistributedDataParallel
 
     digests = []
     for make in (
-        lambda *given: ReproducibleSerial(*given, SEED, 4),
-        lambda *given: ReproducibleDataParallel(*given, Communicator(comm), SEED, shards=4),
+        lambda *given: DistributedDataParallel(*given, None, SEED, shards=4),
+        lambda *given: DistributedDataParallel(*given, Communicator(comm), SEED, shards=4),
     ):
         layers = nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10)
         net = nn.Network(nn.Sequential(*layers), (8, 8, 1), mixed=True)

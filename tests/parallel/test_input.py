@@ -24,13 +24,13 @@ def mapped(directory, samples):
 def test_evaluation_is_exact_for_uneven_shards(comm, tmp_path):
     """Last batches of all sizes, of fewer samples than ranks too, and data sets of fewer samples than ranks."""
     from collectives import Communicator
-    from parallel import DistributedDataParallel, ReproducibleDataParallel
+    from parallel import DistributedDataParallel
 
     communicator, loss = Communicator(comm), nn.CrossEntropyLoss()
     one = nn.Trainer(network(), loss, nn.SGD(0.1))
     many = (
         DistributedDataParallel(network(), loss, nn.SGD(0.1), communicator),
-        ReproducibleDataParallel(network(), loss, nn.SGD(0.1), communicator, shards=7),
+        DistributedDataParallel(network(), loss, nn.SGD(0.1), communicator, shards=7),
     )
     for samples, batch in ((37, 16), (33, 16), (20, 5), (18, 8), (2, 5), (1, 6)):
         data = mapped(tmp_path, samples)

@@ -279,18 +279,15 @@ def test_memory_evaluation_and_resuming(comm):
 def test_nan_on_one_worker_is_told_by_all_before_any_update(comm):
     for network, servers, place in [(mlp, 2, "own"), (cnn, 1, "own"), (mlp, 3, "workers")]:
         many = make(comm, network, servers=servers, place=place)
-        before = many.snapshot()
+        before = {name: [each.array.copy() for each in found] for name, found in many.table.held().items()}
         n = 4 if many.sync.works else 0
         x, y = np.zeros((n, 8, 8, 1)), np.zeros(n, int)
         if comm.rank == 1:
             x[2] = np.nan
         with pytest.raises(nn.NonFiniteLoss, match=r"step 0.*the input.*on rank 1"):
             many.step(x, y, 4 * many.shard[1])
-        held = ["held"] if many.sync.serves else []
-        for name in ["replica"] * many.sync.works + held:
-            parameters = slice(None, -many.sync.behind) if network is mlp else slice(0, many.sync.slices[0][0])
-            assert (getattr(many.sync, name)[parameters] == before[name][parameters]).all()
-        assert all((many.slots[slot] == before[slot]).all() for slot in many.slots)
+        for name, found in many.table.held().items():  # a worker's copies, and a server's slices
+            assert all((a.array == b).all() for a, b in zip(found, before[name], strict=True)), name
 
 
 def test_a_lost_worker_is_told_and_ends_the_run(tmp_path):

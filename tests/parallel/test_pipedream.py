@@ -219,7 +219,7 @@ def test_replicated_stages_are_their_equations_exactly(comm):
 def test_sums_of_replicas_leave_while_earlier_layers_go_backward(comm):
     """In small buckets, and their equations are the same, to the last bit; the control: none leaves early."""
     replicas = {2: (2,), 3: (2, 1)}[comm.size]
-    early = lambda overlap: {"bucket": 1e-4, "first": 1e-4, "overlap": overlap}
+    early = lambda overlap: {"bucket": 1e-4, "first_bucket": 1e-4, "overlap": overlap}
     for build, optimizer in (mlp, OPTIMIZERS[0]), (resnet, OPTIMIZERS[1]), (untied, OPTIMIZERS[0]):
         for overlap in "poke", "thread", "none":
             many = dream(comm, build(), optimizer(), mini_batches=5, replicas=replicas, bucketing=early(overlap))
@@ -394,7 +394,7 @@ def test_what_cannot_be(comm):
     with pytest.raises(ValueError, match="mini_batches: expected a whole number of at least 1, given 0"):
         dream(comm, mlp(), nn.SGD(0.1), mini_batches=0)
     with pytest.raises(ValueError, match="overlap 'late': expected one of auto, thread, poke, none"):
-        dream(comm, mlp(), nn.SGD(0.1), bucketing={"bucket": 1, "first": 1, "overlap": "late"})
+        dream(comm, mlp(), nn.SGD(0.1), bucketing={"bucket": 1, "first_bucket": 1, "overlap": "late"})
     with pytest.raises(ValueError, match="statistics over all ranks need all at one step"):
         dream(comm, cnn(synchronized=True), nn.SGD(0.1), replicas=(2,))
     many = dream(comm, mlp(), nn.SGD(0.1), limit=0.5)

@@ -112,7 +112,7 @@ def test_norms_are_those_of_the_whole_network(comm):
 @pytest.mark.mpi(ranks=4)
 def test_buckets_leave_while_earlier_stages_still_compute(comm):
     """And never before they are finished: many small ones, under schedules with several stages, halves, ties."""
-    early = {"bucket": 1e-4, "first": 1e-4, "overlap": "poke"}
+    early = {"bucket": 1e-4, "first_bucket": 1e-4, "overlap": "poke"}
     for build, schedules in (mlp, ("1f1b", "zb-v")), (transformer, ("interleaved", "zb-h1")):
         one, losses = one_process(build(), OPTIMIZERS["adam"](), 3)
         for schedule in schedules:
@@ -419,7 +419,7 @@ def test_what_cannot_run_is_refused_on_every_rank(comm):
     refused("micro_batches: expected a whole number of at least 1, given 2.5", micro_batches=2.5)
     refused("chunks: expected a whole number of at least 1, given 1.5", schedule="interleaved", chunks=1.5)
     refused("pipedream updates after each micro-batch, and has no flush: use parallel.PipeDream", schedule="pipedream")
-    refused("overlap 'x': expected one of auto", bucketing={"bucket": 1.0, "first": 1.0, "overlap": "x"})
+    refused("overlap 'x': expected one of auto", bucketing={"bucket": 1.0, "first_bucket": 1.0, "overlap": "x"})
     refused("data: expected a whole number of at least 1, given 0", data=0)
     refused("tensor: expected a whole number of at least 1, given -2", tensor=-2)
     refused("expected a name, a generator function, or rows of actions, given 3", schedule=3)

@@ -17,10 +17,16 @@ from collectives.checking.simulator import simulate
 from collectives.steps import chunk
 from nn.core.layer import Sequential
 from parallel.passes.whole import UnevenTotal
-from parallel.strategies.serial import ReproducibleSerial
 from parallel.sync.fixed_tree import TreeSum, allreduce, cover, dealt, halves, reduce_scatter
 
 SHARDS = 8
+
+
+def alone(network, loss, optimizer, seed=0, shards=8):
+    """One process that computes what any number of ranks compute, without MPI."""
+    from parallel import DistributedDataParallel
+
+    return DistributedDataParallel(network, loss, optimizer, None, seed, shards=shards)
 
 
 class Sum:
@@ -166,9 +172,7 @@ def fingerprint(trainer, model, epochs=1):
 
 @cache
 def one_process(model, optimizer):
-    return fingerprint(
-        ReproducibleSerial(MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), 5, SHARDS), model
-    )
+    return fingerprint(alone(MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), 5, SHARDS), model)
 
 
 def expected(comm, model, optimizer):
@@ -180,11 +184,11 @@ def expected(comm, model, optimizer):
 @pytest.mark.mpi(ranks=[1, 2, 3], more=[4, 5, 8])
 def test_bits_do_not_depend_on_the_number_of_ranks(comm):
     from collectives import Communicator
-    from parallel import ReproducibleDataParallel
+    from parallel import DistributedDataParallel
 
     communicator = Communicator(comm)
     for model, optimizer in product(MODELS, OPTIMIZERS) if comm.size <= 3 else SOME:
-        many = ReproducibleDataParallel(
+        many = DistributedDataParallel(
             MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), communicator, 5, shards=SHARDS
         )
         assert fingerprint(many, model) == expected(comm, model, optimizer), f"{model}, {optimizer}"
@@ -195,12 +199,12 @@ def test_bits_do_not_depend_on_the_number_of_ranks(comm):
 @pytest.mark.mpi(ranks=[2, 3], more=[5])
 def test_nor_on_what_is_sharded(comm):
     from collectives import Communicator
-    from parallel import ReproducibleFullyShardedDataParallel, ReproducibleZeRO1, ReproducibleZeRO2
+    from parallel import FullyShardedDataParallel, ZeRO1, ZeRO2
 
     communicator = Communicator(comm)
     for model, optimizer in (("mlp", "momentum"), ("cnn", "adam"), ("transformer", "sgd")):
         want = expected(comm, model, optimizer)
-        for stage in (ReproducibleZeRO1, ReproducibleZeRO2, ReproducibleFullyShardedDataParallel):
+        for stage in (ZeRO1, ZeRO2, FullyShardedDataParallel):
             arguments = MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), communicator, 5
             many = stage(*arguments, unit_bytes=2000, shards=SHARDS)
             assert len(many.sync.trees) > 2, "of units, and the tail's"
@@ -209,18 +213,18 @@ def test_nor_on_what_is_sharded(comm):
             many.close()
     for refused in (nn.LARS(0.1), nn.LAMB(0.1), nn.SGD(0.1, clip=nn.ClipNorm(1.0))):
         with pytest.raises(ValueError, match=r"(LARS|LAMB|ClipNorm).*needs norms of whole tensors"):
-            ReproducibleZeRO1(mlp(), nn.CrossEntropyLoss(), refused, communicator)
+            ZeRO1(mlp(), nn.CrossEntropyLoss(), refused, communicator, shards=SHARDS)
 
 
 @pytest.mark.mpi(ranks=2)
 def test_nor_without_parameters(comm):
     """There are no units; the losses of all shards are summed all the same."""
     from collectives import Communicator
-    from parallel import ReproducibleZeRO1
+    from parallel import ZeRO1
 
     rng, losses = np.random.default_rng(1), []
     x, y = rng.random((19, 6)), rng.integers(0, 6, 19)
-    for make, more in (ReproducibleSerial, ()), (ReproducibleZeRO1, (Communicator(comm),)):
+    for make, more in (alone, ()), (ZeRO1, (Communicator(comm),)):
         trainer = make(nn.Network(nn.Tanh(), (6,)), nn.CrossEntropyLoss(), nn.SGD(0.1), *more, 5, shards=SHARDS)
         index, count, _ = trainer.shard
         shards = chunk(SHARDS, count, index)
@@ -233,7 +237,7 @@ def test_nor_without_parameters(comm):
 @pytest.mark.mpi(ranks=[3], more=[5])
 def test_nor_on_workers_and_servers(comm):
     from collectives import Communicator
-    from parallel import ReproducibleParameterServer
+    from parallel import ParameterServer
 
     communicator, p = Communicator(comm), comm.size
     places = [(s, "workers") for s in {1, p - 1, p} if s] + [(s, "own") for s in {1, p - 1} if 0 < s < p]
@@ -243,9 +247,9 @@ def test_nor_on_workers_and_servers(comm):
             arguments = MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), communicator, 5
             if optimizer == "clipped" and servers > 1:
                 with pytest.raises(ValueError, match=r"ClipGlobalNorm.*needs norms of whole tensors"):
-                    ReproducibleParameterServer(*arguments, servers, place, shards=SHARDS)
+                    ParameterServer(*arguments, servers, place, shards=SHARDS)
                 continue
-            many = ReproducibleParameterServer(*arguments, servers, place, shards=SHARDS)
+            many = ParameterServer(*arguments, servers, place, shards=SHARDS)
             losses, sha = fingerprint(many, model)
             assert losses == want[0], f"{model}, {optimizer}, {servers} servers on {place}"
             assert comm.rank or sha == want[1], f"{model}, {optimizer}, {servers} servers on {place}"
@@ -255,12 +259,12 @@ def test_nor_on_workers_and_servers(comm):
 @pytest.mark.mpi(ranks=[3], more=[2, 5])
 def test_nor_on_the_masters_workers(comm):
     from collectives import Communicator
-    from parallel import ReproducibleMasterWorker
+    from parallel import DataParallel
 
     communicator = Communicator(comm)
     for model, optimizer in SOME:
         arguments = MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), communicator, 5
-        many = ReproducibleMasterWorker(*arguments, shards=SHARDS)
+        many = DataParallel(*arguments, shards=SHARDS)
         losses, sha = fingerprint(many, model)
         many.close()
         assert (losses, sha if comm.rank == 0 else "") == expected(comm, model, optimizer), f"{model}, {optimizer}"
@@ -274,9 +278,9 @@ def test_a_run_goes_on_with_the_same_bits_on_another_number_of_ranks_under_any_s
     from parallel.strategies import STRATEGIES, build_trainer
 
     communicator, model, optimizer = Communicator(comm), "cnn", OPTIMIZERS["adam"]
-    one = ReproducibleSerial(MODELS[model](), nn.CrossEntropyLoss(), optimizer(), 5, SHARDS)
+    one = alone(MODELS[model](), nn.CrossEntropyLoss(), optimizer(), 5, SHARDS)
     fingerprint(one, model)
-    kept = one.snapshot()
+    kept = one.state_dict()
     want = fingerprint(one, model)
     for name in (name for name, strategy in STRATEGIES.items() if strategy.supports.reproducible):
         options = Options(strategy=name, reproducible=SHARDS, seed=5)
@@ -297,7 +301,7 @@ def test_control_without_it_bits_differ_but_little(comm):
     assert fingerprint(many, "mlp")[1] != sha
     one = nn.Trainer(mlp(), loss, OPTIMIZERS["adam"](), 5)
     assert fingerprint(one, "mlp")[1] != sha
-    shards = ReproducibleSerial(mlp(), loss, OPTIMIZERS["adam"](), 5, SHARDS)
+    shards = alone(mlp(), loss, OPTIMIZERS["adam"](), 5, SHARDS)
     fingerprint(shards, "mlp")
     assert np.abs(shards.flat_parameters - one.flat_parameters).max() < 1e-5
     assert np.abs(many.flat_parameters - one.flat_parameters).max() < 1e-5
@@ -312,7 +316,7 @@ def test_float64_equals_serial():
     x, y = np.random.default_rng(0).random((21, 8, 8, 1)), np.arange(21) % 10
     one = nn.Trainer(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9))
     for shards in (1, 3, 8, 30):  # 30: more shards than samples
-        many = ReproducibleSerial(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9), shards=shards)
+        many = alone(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9), shards=shards)
         one.load_state_dict({k: v.copy() for k, v in many.state_dict().items()})
         for _ in range(3):
             assert abs(one.step(x, y) - many.step(x, y)) < 1e-13
@@ -326,7 +330,7 @@ def test_blas_has_its_threads_again_when_the_last_of_them_is_closed_or_deleted()
 
     def make():
         network = nn.Network(nn.Linear(6, 3), (6,))
-        return ReproducibleSerial(network, nn.CrossEntropyLoss(), nn.SGD(0.1), shards=4)
+        return alone(network, nn.CrossEntropyLoss(), nn.SGD(0.1), shards=4)
 
     gc.collect()  # trainers of other tests
     with threadpool_limits(2, user_api="blas"):
@@ -343,7 +347,7 @@ def test_blas_has_its_threads_again_when_the_last_of_them_is_closed_or_deleted()
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_trainers_of_ranks_are_not_copied(copied):
-    trainer = ReproducibleSerial(nn.Network(nn.Linear(6, 3), (6,)), nn.CrossEntropyLoss(), nn.SGD(0.1), shards=4)
+    trainer = alone(nn.Network(nn.Linear(6, 3), (6,)), nn.CrossEntropyLoss(), nn.SGD(0.1), shards=4)
     with pytest.raises(TypeError, match=r"cannot be copied or pickled.*state_dict\(\).*load_state_dict.*alone\(\)"):
         copied(trainer)
     copied(trainer.alone())
@@ -353,8 +357,8 @@ def test_what_cannot_be_is_refused_with_its_reason():
     layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, synchronized=True), nn.Flatten(), nn.Linear(144, 10)
     network = nn.Network(Sequential(*layers), (8, 8, 1))
     with pytest.raises(ValueError, match=r"layer 1 \(BatchNorm2d.*needs the statistics of all at once"):
-        ReproducibleSerial(network, nn.CrossEntropyLoss(), nn.SGD(0.1))
-    one = ReproducibleSerial(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1))
+        alone(network, nn.CrossEntropyLoss(), nn.SGD(0.1))
+    one = alone(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1))
     with pytest.raises(ValueError, match="8 virtual shards, each a micro-batch"):
         one.step(np.zeros((2, 8, 8, 1), np.float32), np.zeros(2, int), 2, 2)
     with pytest.raises(ValueError, match="`join` gives every rank its own"):
@@ -370,8 +374,8 @@ def test_what_cannot_be_is_refused_with_its_reason():
 @pytest.mark.mpi(ranks=2)
 def test_ranks_that_disagree_on_the_shards_are_told(comm):
     from collectives import Communicator
-    from parallel import ReplicaError, ReproducibleDataParallel
+    from parallel import DistributedDataParallel, ReplicaError
 
     with pytest.raises(ReplicaError, match="disagree on the number of virtual shards: rank 0: 8, rank 1: 4"):
         arguments = mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm)
-        ReproducibleDataParallel(*arguments, shards=[8, 4][comm.rank])
+        DistributedDataParallel(*arguments, shards=[8, 4][comm.rank])

@@ -24,7 +24,7 @@ from parallel.strategies.context.attention import ContextGroups
 from parallel.strategies.context.cutting import Beside, cut
 from parallel.strategies.context.layers import ContextLoss
 from parallel.strategies.context.positions import ContextDegrees
-from parallel.strategies.operators.strategy import all_gradients
+from parallel.strategies.gradient_sync import gradient_sync
 from parallel.trainer import DistributedTrainer
 
 
@@ -185,6 +185,6 @@ def ContextParallel(
         If ranks were given different networks, losses or optimizers.
     """
     mesh = Mesh(communicator, context=context or communicator.size)
-    sync = all_gradients(communicator, **sync)
+    sync = gradient_sync(mesh, **sync)
     pass_ = ContextPass(loss, SequenceParts(attention))
     return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, "ContextParallel")

@@ -28,11 +28,9 @@ from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from parallel.mesh import Mesh, Ranks
 from parallel.passes.whole import Whole
-from parallel.strategies.data_parallel import summing
+from parallel.strategies.gradient_sync import gradient_sync
 from parallel.strategies.operators import branches, space
 from parallel.strategies.operators.rows import halos
-from parallel.strategies.zero import sharding
-from parallel.sync.compression.compressed import Compressed
 from parallel.sync.messages import OverlapTrial
 from parallel.trainer import DistributedTrainer
 
@@ -127,9 +125,8 @@ def SpatialParallel(
         How many ranks share an image; 0 for all. Those of one group are neighbours, and are given the same samples;
         groups share every global batch.
     **sync
-        How the gradients of all ranks are summed: `stage` of ZeRO, from 1 to 3, with unit_bytes, offload, prefetch and
-        compressor of FullyShardedDataParallel; or a `compressor` of CompressedDataParallel; or node_memory, overlap,
-        bucket, first_bucket, limit of DistributedDataParallel.
+        How the gradients of all ranks are summed: arguments of `gradient_sync` (strategies/gradient_sync.py), such as
+        `stage` of ZeRO or a `compressor`.
 
     Raises
     ------
@@ -164,16 +161,7 @@ def BranchParallel(
     return _make_trainer("branch", "BranchParallel", network, loss, optimizer, communicator, seed, branch, **sync)
 
 
-def _make_trainer(
-    axis, name, network, loss, optimizer, communicator, seed, ranks, *, stage=0, compressor=None, **how
-) -> DistributedTrainer:
+def _make_trainer(axis, name, network, loss, optimizer, communicator, seed, ranks, **sync) -> DistributedTrainer:
     mesh = Mesh(communicator, **{axis: ranks or communicator.size})
-    sync = all_gradients(communicator, stage=stage, compressor=compressor, **how)
+    sync = gradient_sync(mesh, **sync)
     return DistributedTrainer(network, loss, optimizer, mesh, OperatorPass(axis), sync, seed, name)
-
-
-def all_gradients(communicator, *, stage: int = 0, compressor=None, **how):
-    """Return what sums the gradients of all ranks: in shards (a stage of ZeRO), compressed, or whole."""
-    if stage:
-        return sharding(communicator, stage, compressor=compressor, **how)
-    return Compressed(compressor, **how) if compressor else summing(communicator, **how)

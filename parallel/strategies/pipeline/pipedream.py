@@ -43,7 +43,6 @@ from mpi4py import MPI
 from nn.training.trainer import micro_batches
 from parallel.state.placed import OWN, PlacedArray, in_transit
 from parallel.state.table import kind_of_private
-from parallel.strategies.along_data import BUCKETING
 from parallel.strategies.pipeline.actions import ACTION, parse
 from parallel.strategies.pipeline.checking import Span
 from parallel.strategies.pipeline.executor import PipelinePass
@@ -51,7 +50,7 @@ from parallel.strategies.pipeline.picture import compare
 from parallel.strategies.pipeline.placement import check_updates_apart
 from parallel.strategies.pipeline.stream import Stream
 from parallel.sync.local_update import LocalUpdate
-from parallel.sync.messages import Buckets
+from parallel.sync.messages import BUCKETING, Buckets
 from parallel.sync.step_result import StepResult
 
 UPDATES = OWN + "updates/"  # in a checkpoint
@@ -62,7 +61,7 @@ class Stashed(LocalUpdate):
 
     Parameters
     ----------
-    bucketing : bucket, first, overlap of sync/messages.py
+    bucketing : bucket, first_bucket, overlap of sync/messages.py
         How the replicas of a stage sum their gradients.
 
     Attributes

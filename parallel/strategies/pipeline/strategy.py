@@ -76,7 +76,7 @@ def Pipeline(
         How many ranks share the sequences of a stage, and how attention is computed: see ContextParallel.
     zero1 : bool
         Shard the moments of each stage among them.
-    bucketing : bucket, first, overlap of sync/messages.py, or None
+    bucketing : bucket, first_bucket, overlap of sync/messages.py, or None
         How their gradients are summed, without zero1.
     unit_bytes : int
         As for ZeRO1.
@@ -95,8 +95,8 @@ def Pipeline(
         Ranks that were given different networks, losses, optimizers or schedules.
     """
     from parallel.mesh import Mesh
-    from parallel.strategies.along_data import exchange_along
     from parallel.strategies.context.strategy import SequenceParts
+    from parallel.strategies.gradient_sync import gradient_sync
     from parallel.strategies.pipeline.executor import PipelinePass
     from parallel.strategies.pipeline.placement import place, refuse_ties
     from parallel.strategies.pipeline.schedules import check_counts
@@ -107,7 +107,7 @@ def Pipeline(
         raise ValueError("schedule: pipedream updates after each micro-batch, and has no flush: use parallel.PipeDream")
     stages = max(1, communicator.size // (data * context * tensor))
     mesh = Mesh(communicator, data=data, pipeline=stages, context=context, tensor=tensor)
-    sync = exchange_along(mesh, int(zero1), bucketing, unit_bytes, compressor=compressor)
+    sync = gradient_sync(mesh, int(zero1), compressor, unit_bytes=unit_bytes, **(bucketing or {}))
     if compressor:
         refuse_ties(place(network, mesh.sizes["pipeline"], schedule, micro_batches, cuts, **options))
     positions = SequenceParts(attention)
@@ -141,7 +141,7 @@ def PipeDream(
         One version of the weights for all stages, instead of each stage's newest.
     replicas : numbers of ranks
         On how many each stage lies, in all as many as there are: (3, 1) has two stages. None given: a stage on each.
-    bucketing : bucket, first, overlap of sync/messages.py, or None
+    bucketing : bucket, first_bucket, overlap of sync/messages.py, or None
         How the replicas of a stage sum their gradients; None: when all are there.
 
     Raises
@@ -151,10 +151,9 @@ def PipeDream(
         norm.
     """
     from parallel.mesh import Mesh
-    from parallel.strategies.along_data import BUCKETING
     from parallel.strategies.pipeline.pipedream import PipeDreamPass, Stashed
     from parallel.strategies.pipeline.schedules import check_counts
-    from parallel.sync.messages import check_bucketing
+    from parallel.sync.messages import BUCKETING, check_bucketing
     from parallel.trainer import DistributedTrainer
 
     check_counts(mini_batches=mini_batches)

@@ -1,6 +1,6 @@
 """Compressed gradients: fewer bytes between ranks, at the price of noise or delay.
 
-    trainer = CompressedDataParallel(network, loss, SGD(0.1), communicator, compressor=parse("topk:0.01"))
+    trainer = DistributedDataParallel(network, loss, SGD(0.1), communicator, compressor=parse("topk:0.01"))
 
 | method | file | a gradient in a message | keeps |
 |---|---|---|---|

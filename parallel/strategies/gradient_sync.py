@@ -1,0 +1,107 @@
+"""What sums the gradients of ranks: one choice, by the mesh, ZeRO's stage, compression, virtual shards and buckets.
+
+| gradients | sync |
+|---|---|
+| in shards: ZeRO's stages | sync/sharded.py |
+| compressed | sync/compression/compressed.py |
+| of virtual shards, in one fixed tree | sync/fixed_tree.py |
+| in the memory that the ranks of a node share | sync/node_memory.py |
+| else by messages, in buckets | sync/messages.py |
+| of one rank that has a part of the network | sync/base.py |
+"""
+
+from __future__ import annotations
+
+from collectives.failures.launch_check import nodes_of
+from nn.registry import lookup
+from parallel.mesh import Mesh
+from parallel.strategies.declaration import ALIKE, NODE_MEMORY, NOT_COMPRESSED_IN_SHARDS, NOT_STAGES, ROUNDED
+from parallel.sync.base import GradientSync
+from parallel.sync.compression import Compressor
+from parallel.sync.compression.compressed import Compressed
+from parallel.sync.fixed_tree import FixedTree
+from parallel.sync.messages import Messages, check_bucketing
+from parallel.sync.node_memory import NodeMemory, why_not
+from parallel.sync.sharded import Sharded
+
+UNIT_BYTES = 1 << 20
+
+
+def gradient_sync(
+    mesh: Mesh,
+    stage: int = 0,
+    compressor: Compressor | None = None,
+    shards: int = 0,
+    *,
+    node_memory: str = "auto",
+    overlap: str = "auto",
+    bucket: float = 25.0,
+    first_bucket: float = 1.0,
+    limit: float = 300.0,
+    survives: bool = False,
+    unit_bytes: int = UNIT_BYTES,
+    offload=None,
+    prefetch: int | None = None,
+) -> GradientSync:
+    """Return what sums the gradients of the ranks of a mesh that have the same of the network.
+
+    Parameters
+    ----------
+    mesh : Mesh
+        With axes whose ranks have parts of one network, gradients are summed along "data" and "context".
+    stage : {0, 1, 2, 3}
+        Of ZeRO: what is in shards; 0 for nothing.
+    compressor : Compressor or None
+        Of the gradients, not attached yet; one that keeps nothing where they are in shards.
+    shards : int
+        Virtual shards of the pass; 0 for none.
+    node_memory, overlap, bucket, first_bucket, limit, survives
+        As for DistributedDataParallel.
+    unit_bytes, offload, prefetch
+        As for FullyShardedDataParallel.
+
+    Raises
+    ------
+    ValueError
+        What the strategies do not declare.
+    """
+    buckets = {"bucket": bucket, "first_bucket": first_bucket, "overlap": overlap}
+    check_bucketing(**buckets)
+    if node_memory not in NODE_MEMORY:
+        raise ValueError(f"node_memory {node_memory!r}: expected one of {', '.join(NODE_MEMORY)}")
+    if compressor and shards:
+        raise ValueError(
+            f"{compressor!r} does not work with virtual shards: what a rank leaves out depends on how many there are"
+        )
+    in_parts = mesh.model is not None
+    if in_parts:
+        refuse_beside_parts(mesh, stage, compressor)
+        if mesh.copies == 1:
+            return GradientSync()
+    nodes = nodes_of(mesh.communicator) if mesh.communicator and not in_parts else [0]
+    if stage:
+        if compressor and (compressor.memories or compressor.no_messages):
+            raise ValueError(f"{compressor!r} does not work with shards: {NOT_COMPRESSED_IN_SHARDS}")
+        readable = not in_parts and len(set(nodes)) == 1  # whether ranks can read each other's memory
+        return Sharded(stage, unit_bytes, offload, readable, prefetch, compressor)
+    if compressor:
+        return Compressed(compressor)
+    if shards:
+        return FixedTree()
+    why_messages = "as asked" if node_memory == "off" else why_not(nodes)
+    if in_parts:
+        why_messages = "ranks have parts of one network"
+    if node_memory == "on" and why_messages:
+        raise ValueError(f"gradients cannot be summed in node-shared memory: {why_messages}; use messages")
+    if overlap == "auto" and (in_parts or len(set(nodes)) == 1):
+        buckets["overlap"] = "none"
+    return Messages(buckets, why_messages) if why_messages else NodeMemory(nodes, buckets, limit, survives)
+
+
+def refuse_beside_parts(mesh: Mesh, stage: int, compressor: Compressor | None) -> None:
+    """Refuse what ranks cannot do that have parts of one network."""
+    axis = "pipeline" if mesh.pipeline else "tensor"
+    if compressor and (stage or type(compressor) not in [lookup("compressor", name) for name in ALIKE]):
+        raise ValueError(f"{compressor!r} does not work with an axis {axis}: {ROUNDED}")
+    if stage > 1 and mesh.pipeline:
+        raise ValueError(f"ZeRO's stage {stage} does not work with an axis pipeline: {NOT_STAGES}")
