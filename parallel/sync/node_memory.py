@@ -286,7 +286,7 @@ class NodeMemory(GradientSync):
         if self.buckets:
             self.filled = 0
             self.buckets.begin()
-        wide = self.factors.begin(self.steps, total)
+        wide = self.factors.begin_step(self.steps, total)
         self._blocks = self._cut(wide)
         self.changing = [block.place for block in self._blocks] if self.claims else self.shares
         first, last = (place.start, place.stop) if place else (NONE, NONE)

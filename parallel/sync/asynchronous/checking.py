@@ -22,15 +22,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import numpy as np
 
-from parallel.sync.asynchronous.clock import Book, Copy, fits
+from parallel.sync.asynchronous.clock import Book
 from parallel.sync.asynchronous.server import Server
 from parallel.sync.asynchronous.wire import DONE, PUSH, READ
+from parallel.sync.asynchronous.worker import Worker
 
 DEATH = -1
+BEGINS, ENDS, FINISHED, DEAD = "the begin of a step", "the end", "done", "dead"  # where a worker is
 
 
 class Broken(AssertionError):
@@ -83,28 +87,91 @@ class Case:
     warm: int = 0
 
 
+class Reply:
+    """What a symbolic worker waits for from a server."""
+
+    def __init__(self):
+        self.expected, self.head, self.body = False, (), frozenset()
+
+    def expect(self) -> None:
+        self.expected = True
+
+    def put(self, head: tuple, body: frozenset) -> None:
+        self.expected, self.head, self.body = False, head, body
+
+    def move(self) -> bool:
+        return not self.expected
+
+    def come(self, asked: bool) -> tuple | None:
+        """The answer, where one was asked for and has come."""
+        return (*self.head, self.body) if asked and not self.expected else None
+
+
+class SymbolicWorker(Worker):
+    """A worker whose parameters are names of updates. What it does, and when it waits, is `Worker`'s."""
+
+    def __init__(self, rank: int, case: Case):
+        self.wire, self.hosts, self.server, self.replica = SimpleNamespace(rank=rank), range(case.servers), None, None
+        self.bound, self.ahead, self.warm = case.bound, case.ahead, case.warm
+        self.push_every, self.fetch_every, self.gathered, self.gradients = case.push_every, case.fetch_every, (), ()
+        self.reading = [Reply() for _ in self.hosts]
+        self.names = [frozenset() for _ in self.hosts]
+        self.sent: list[tuple[int, float, tuple]] = []
+        self.computed: list[tuple] = []  # of each read: clock, names, and what it must have of its own
+        self.open(0, 0)
+
+    def train(self, steps: int) -> Iterator[str]:
+        """All that a worker does; yields where others may act before it goes on."""
+        for _ in range(steps):
+            yield BEGINS
+            yield from self.reads()
+            self.computed.append((self.clock, tuple(self.names), self.pushed_at if self.blocking else 0))
+            self.gather(1, 0.0)
+        yield ENDS
+        yield from self.finishes(0.0)
+
+    def take(self, number, body):
+        self.names[number] = body
+
+    def accumulate(self, samples, rate):
+        """There are no arrays."""
+
+    def bodies(self):
+        return [tuple(range(self.pushed_at, self.clock)) for _ in self.hosts]
+
+    def send(self, number, head, body=None):
+        self.sent.append((number, (head[0], head[1], body or ())))
+
+    def leave(self, number, move=None):
+        """Messages are on their way as long as they like."""
+
+
 @dataclass(frozen=True)
-class Step:
-    """Where one worker is: what worker.py does, cut where it waits.
+class Local:
+    """Where one worker is.
 
     Attributes
     ----------
     place : str
-        "begin" of a step, "waiting" for answers, "finish", "last" answers, "done", "dead".
-    copies : tuple
-        Of every server (Copy, names of the updates in it).
+        Where it has yielded, or DONE or DEAD.
     inbox : tuple
-        Answers that have come, or None.
+        Answers that have come to what it asked, or None.
+    rest : tuple
+        All else by which it decides.
+    history : tuple
+        What has happened to it: a worker is made again from that.
     """
 
-    place: str = "begin"
-    clock: int = 0
-    pushed_at: int = 0
-    asked_at: float = 0
-    asked: bool = False
-    blocking: bool = False
-    copies: tuple = ()
-    inbox: tuple = ()
+    place: str
+    clock: int
+    inbox: tuple
+    rest: tuple
+    names: tuple
+    history: tuple = field(default=(), compare=False)
+
+    @property
+    def may_act(self) -> bool:
+        return self.place in (BEGINS, ENDS) or (self.place not in (FINISHED, DEAD) and None not in self.inbox)
 
 
 @dataclass
@@ -126,7 +193,7 @@ class Explored:
 class State:
     """Workers, servers, and messages on their way: to server j from worker i at [i][j], and back."""
 
-    workers: list[Step]
+    workers: list[Local]
     servers: list[Symbolic]
     up: list[list[tuple]]
     down: list[list[tuple]]
@@ -139,22 +206,19 @@ class State:
         return tuple(self.workers), tuple(server.key() for server in self.servers), up, down, self.deaths
 
 
-@dataclass
 class Explorer:
     """Goes through all states of a case."""
 
-    case: Case
-    server: type[Symbolic]
-    deaths: int
-    found: Explored = field(default_factory=Explored)
+    def __init__(self, case: Case, server: type[Symbolic], deaths: int):
+        self.case, self.server, self.deaths, self.found = case, server, deaths, Explored()
+        self.known: dict[tuple, tuple] = {}  # (worker, where it is, what happens) -> where it is then, what it sends
 
     def run(self, most: int) -> Explored:
         """Look at all states, of which there may be `most`."""
         case = self.case
         ranks = range(case.workers)
-        nothing = (Copy(), frozenset())
         start = State(
-            [Step(copies=(nothing,) * case.servers, inbox=(None,) * case.servers) for _ in ranks],
+            [self.after(i, None, ())[0] for i in ranks],
             [self.server(Book(ranks, case.bound, case.warm)) for _ in range(case.servers)],
             [[() for _ in range(case.servers)] for _ in ranks],
             [[() for _ in range(case.servers)] for _ in ranks],
@@ -177,17 +241,15 @@ class Explorer:
     def next(self, state: State):
         """All states that can follow."""
         for i, worker in enumerate(state.workers):
-            if worker.place in ("waiting", "last"):
-                if None not in worker.inbox:
-                    yield self.act(state, i)
-            elif worker.place not in ("done", "dead"):
+            alive = worker.place not in (FINISHED, DEAD)
+            if worker.may_act:
                 yield self.act(state, i)
-            if state.deaths < self.deaths and worker.place not in ("done", "dead"):
+            if state.deaths < self.deaths and alive:
                 yield self.die(state, i)
             for j in range(self.case.servers):
                 if state.up[i][j]:
                     yield self.arrive_up(state, i, j)
-                if state.down[i][j] and state.workers[i].inbox[j] is None:
+                if state.down[i][j] and alive and worker.inbox[j] is None:
                     yield self.arrive_down(state, i, j)
 
     def changed(self, state: State, event: str) -> State:
@@ -198,7 +260,7 @@ class Explorer:
     def die(self, state: State, i: int) -> State:
         other = self.changed(state, f"worker {i} dies")
         other.deaths += 1
-        other.workers[i] = replace(state.workers[i], place="dead")
+        other.workers[i] = replace(state.workers[i], place=DEAD)
         for j in range(self.case.servers):
             other.up[i][j] = (*other.up[i][j], (DEATH, 0, ()))
         return other
@@ -222,107 +284,82 @@ class Explorer:
         other = self.changed(state, f"worker {i} gets the answer of server {j}")
         answer, *rest = state.down[i][j]
         other.down[i][j] = tuple(rest)
-        inbox = list(state.workers[i].inbox)
-        inbox[j] = answer
-        other.workers[i] = replace(state.workers[i], inbox=tuple(inbox))
+        other.workers[i], *_ = self.after(i, state.workers[i], (j, answer))
         return other
 
     # ------------------------------------------------------------------------------------------------ a worker acts
 
     def act(self, state: State, i: int) -> State:
-        """What worker.py does up to where it waits next."""
-        case, worker = self.case, state.workers[i]
-        other = self.changed(state, f"worker {i} goes on from {worker.place} at clock {worker.clock}")
-        if worker.place == "finish":
-            if worker.pushed_at < worker.clock:
-                worker = self.push(other, i, worker)
-            if worker.asked and None in worker.inbox:
-                other.workers[i] = replace(worker, place="waiting")
-                return other
-            worker = self.ask(other, i, self.adopt(worker), math.inf)
-            other.workers[i] = replace(worker, place="last")
-            return other
-        before, worker = worker, self.adopt(worker)
-        if before.place == "last":
-            if not self.deaths:
-                self.check_all(other, i, worker)
-            other.workers[i] = replace(worker, place="done")
-            return other
-        if worker.clock == case.steps:
-            other.workers[i] = replace(worker, place="finish")
-            return other
-        if before.place == "begin":
-            due = worker.clock - worker.asked_at >= (1 if worker.clock <= case.warm else case.fetch_every)
-            worker = replace(worker, blocking=due and not (case.ahead and worker.clock > case.warm))
-        if (before.place == "begin" and worker.blocking) or not fits(
-            [copy for copy, _ in worker.copies], worker.clock, case.bound, case.warm
-        ):
-            asked_now = worker.asked_at == worker.clock and before.place == "waiting"
-            if asked_now:
-                self.fail(other, f"worker {i} gets an answer that is too old for its clock {worker.clock}")
-            worker = self.ask(other, i, worker, worker.clock)
-            other.workers[i] = replace(worker, place="waiting")
-            return other
-        self.check_read(other, i, worker)
-        worker = replace(worker, clock=worker.clock + 1, place="begin")
-        if worker.clock - worker.pushed_at >= (1 if worker.clock <= case.warm else case.push_every):
-            worker = self.push(other, i, worker)
-        if case.ahead and worker.clock > case.warm and worker.clock - worker.asked_at >= case.fetch_every:
-            worker = self.adopt(worker)
-            worker = self.ask(other, i, worker, worker.clock)
-        other.workers[i] = worker
+        """A worker goes on to where it waits next."""
+        before = state.workers[i]
+        other = self.changed(state, f"worker {i} goes on from {before.place} at clock {before.clock}")
+        other.workers[i], sent, computed, error = self.after(i, before, ())
+        if error:
+            self.fail(other, error)
+        for j, message in sent:
+            other.up[i][j] = (*other.up[i][j], message)
+        for read in computed:
+            self.check_read(other, i, *read)
+        if other.workers[i].place == FINISHED and not self.deaths:
+            self.check_all(other, i, other.workers[i])
         return other
 
-    def adopt(self, worker: Step) -> Step:
-        if not worker.asked or None in worker.inbox:
-            return worker
-        copies = tuple((Copy(version, least, own), names) for version, least, own, names in worker.inbox)
-        return replace(worker, copies=copies, inbox=(None,) * len(copies), asked=False)
+    def after(self, i: int, local: Local | None, event: tuple) -> tuple[Local, list, list, str]:
+        """Where a worker is once an answer has come, (server, answer), or it has gone on, (); what it has done then.
 
-    def ask(self, state: State, i: int, worker: Step, clock: float) -> Step:
-        if worker.asked:
-            return worker
-        self.send(state, i, (DONE if clock == math.inf else READ, clock, ()))
-        return replace(worker, asked=True, asked_at=clock)
-
-    def push(self, state: State, i: int, worker: Step) -> Step:
-        self.send(state, i, (PUSH, worker.clock, tuple(range(worker.pushed_at, worker.clock))))
-        return replace(worker, pushed_at=worker.clock)
-
-    def send(self, state: State, i: int, message: tuple) -> None:
-        for j in range(self.case.servers):
-            state.up[i][j] = (*state.up[i][j], message)
+        A generator cannot be copied, so the worker is made anew and does again all that it has done.
+        """
+        key = (i, local, event)
+        if key not in self.known:
+            worker = SymbolicWorker(i, self.case)
+            waits, place, error = worker.train(self.case.steps), "", ""
+            history = (*local.history, event) if local else (event,)
+            for what in history:
+                worker.sent, worker.computed = [], []
+                if what:
+                    number, (version, least, own, names) = what
+                    worker.reading[number].put((version, least, own, False), names)
+                    continue
+                try:
+                    place = next(waits, FINISHED)
+                except RuntimeError as problem:
+                    place, error = FINISHED, str(problem)
+            inbox = tuple(reply.come(worker.asked) for reply in worker.reading)
+            rest = worker.pushed_at, worker.asked_at, worker.asked, tuple(worker.copies)
+            after = Local(place, worker.clock, inbox, rest, tuple(worker.names), history)
+            self.known[key] = after, worker.sent, worker.computed, error
+        return self.known[key]
 
     # ------------------------------------------------------------------------------------------------ the rules
 
-    def check_read(self, state: State, i: int, worker: Step) -> None:
+    def check_read(self, state: State, i: int, clock: int, names: tuple, own: int) -> None:
         """What a worker computes with is new enough, by what is in it."""
-        case, clock = self.case, worker.clock
+        case = self.case
         bound = 0 if clock <= case.warm else case.bound
-        dead = {j for j, each in enumerate(state.workers) if each.place == "dead"}
-        for j, (_, names) in enumerate(worker.copies):
+        dead = {j for j, each in enumerate(state.workers) if each.place == DEAD}
+        for j, updates in enumerate(names):
             for k in range(case.workers):
-                must = max(0, clock - bound) if k != i else (worker.pushed_at if worker.blocking else 0)
-                missing = [(k, t) for t in range(int(must)) if (k, t) not in names]
+                must = max(0, clock - bound) if k != i else own
+                missing = [(k, t) for t in range(int(must)) if (k, t) not in updates]
                 if missing and k not in dead:
                     self.fail(state, f"worker {i} computes at clock {clock} without {missing} of server {j}")
         for k, other in enumerate(state.workers):
             if k != i and k not in dead:
                 self.found.ahead = max(self.found.ahead, clock - other.clock)
 
-    def check_all(self, state: State, i: int, worker: Step) -> None:
+    def check_all(self, state: State, i: int, worker: Local) -> None:
         everything = {(k, t) for k in range(self.case.workers) for t in range(self.case.steps)}
-        for j, (_, names) in enumerate(worker.copies):
+        for j, names in enumerate(worker.names):
             if missing := sorted(everything - names):
                 self.fail(state, f"worker {i} ends without {missing} of server {j}")
 
     def check_end(self, state: State) -> None:
         """Nothing can happen any more: all are done, and every push is applied once."""
         for i, worker in enumerate(state.workers):
-            if worker.place not in ("done", "dead"):
+            if worker.place not in (FINISHED, DEAD):
                 self.fail(state, f"worker {i} waits for ever ({worker.place}, clock {worker.clock})")
         for j, server in enumerate(state.servers):
-            alive = [k for k, worker in enumerate(state.workers) if worker.place == "done"]
+            alive = [k for k, worker in enumerate(state.workers) if worker.place == FINISHED]
             pushed = sorted((k, t) for k in alive for t in range(self.case.steps))
             applied = sorted(name for name in server.applied if name[0] in alive)
             if applied != pushed or len(set(server.applied)) != len(server.applied):

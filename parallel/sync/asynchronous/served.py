@@ -105,7 +105,7 @@ class Asynchronous(Served):
     def phases(self):
         """A rank that only serves updates, and waits; a worker computes, waits for parameters, and pushes."""
         compute = (("compute", "compute_gradients", False),)
-        worker = ("wait", "sync.worker.receive", False), ("push", "sync.worker.push", False)
+        worker = ("wait", "sync.worker.wait_for_answers", False), ("push", "sync.worker.push", False)
         server = ("wait", "sync.server.serve", False), ("update", "sync.server.apply", False)
         return compute + (worker if self.works else ()) + (server if self.serves else ())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -102,6 +102,11 @@ class Worker:
 
     # ------------------------------------------------------------------------------------------------ reading
 
+    def complete(self, waits: Iterable[str]) -> None:
+        """Do all of `reads`, `finishes` ...: wait for the answers of servers wherever that does."""
+        for _ in waits:
+            self.wait_for_answers()
+
     def read(self) -> None:
         """Have parameters that may be computed with at this clock.
 
@@ -112,19 +117,23 @@ class Worker:
         RuntimeError
             A server has answered what the bound forbids.
         """
+        self.complete(self.reads())
+
+    def reads(self) -> Iterator[str]:
+        """As `read`; yields where it waits for answers. The checker explores this (checking.py)."""
         clock = self.clock
         due = clock - self.asked_at >= (1 if clock <= self.warm else self.fetch_every)
-        blocking = due and not (self.ahead and clock > self.warm)
+        self.blocking = due and not (self.ahead and clock > self.warm)
         self.adopt()
-        if blocking:
+        if self.blocking:
             self.ask(clock)
-            self.receive()
-        for _ in range(2):  # what came ahead is too old: then what is on its way, or else what is asked for now
+            yield from self.receives("waits")
+        for attempt in range(2):  # what came ahead is too old: then what is on its way, or else what is asked for now
             if not self.broken and not fits(self.copies, clock, self.bound, self.warm):
                 self.ask(clock)
-                self.receive()
+                yield from self.receives(f"waits again {attempt}")
         for host, copy in zip(self.hosts, self.copies, strict=True):
-            own = copy.own >= self.pushed_at or not blocking
+            own = copy.own >= self.pushed_at or not self.blocking
             if not self.broken and not (own and allowed(clock, copy.least, self.bound, self.warm)):
                 raise RuntimeError(
                     f"the worker on rank {self.wire.rank} reads at clock {clock}, with the bound {self.bound:g}, what "
@@ -152,8 +161,13 @@ class Worker:
             reply.expect()
             self.send(number, [DONE if clock == math.inf else READ, clock, 0, self.paused is not None])
 
-    def receive(self) -> None:
+    def receives(self, place: str) -> Iterator[str]:
         """Wait for the slices that were asked for, and take them over."""
+        yield place
+        self.adopt()
+
+    def wait_for_answers(self) -> None:
+        """Return when every server has answered."""
 
         def missing() -> str:
             hosts = ", ".join(str(host) for host, reply in zip(self.hosts, self.reading, strict=True) if reply.expected)
@@ -161,7 +175,6 @@ class Worker:
             return f"the worker on rank {self.wire.rank} waits for {what}, from the servers on ranks {hosts}"
 
         wait(self.arrived, self.move, self.limit, missing)
-        self.adopt()
 
     def arrived(self) -> bool:
         """Whether nothing is expected any more."""
@@ -176,18 +189,19 @@ class Worker:
             version, least, own, broken = reply.head[:4]
             self.copies[number] = Copy(int(version), least, own)
             self.broken |= bool(broken)
-            self.read_into[self.shares[number]] = reply.body.view(self.parameters.dtype)
+            self.take(number, reply.body)
             self.fresh = True
+
+    def take(self, number: int, body) -> None:
+        """Take over the slice of one server."""
+        self.read_into[self.shares[number]] = body.view(self.parameters.dtype)
 
     # ------------------------------------------------------------------------------------------------ pushing
 
     def gather(self, samples: int, rate: float) -> None:
         """The gradients of a step, of so many samples, are there; it ends."""
         self.samples += samples
-        if self.gathered is not self.gradients:
-            self.gathered += self.gradients
-        if self.local and samples:
-            self.parameters -= rate * self.gradients
+        self.accumulate(samples, rate)
         self.clock += 1
         if self.clock - self.pushed_at >= (1 if self.clock <= self.warm else self.push_every):
             self.push(rate)
@@ -195,20 +209,31 @@ class Worker:
             self.adopt()
             self.ask(self.clock)
 
+    def accumulate(self, samples: int, rate: float) -> None:
+        """Add the gradients of a step to those that are pushed next."""
+        if self.gathered is not self.gradients:
+            self.gathered += self.gradients
+        if self.local and samples:
+            self.parameters -= rate * self.gradients
+
     def push(self, rate: float) -> None:
         """Send what was gathered to every server; of no samples the clock alone."""
-        whole = self.replica.join(self.gathered) if self.replica and self.samples else self.gathered
-        for number, share in enumerate(self.shares):
-            body = None
-            if self.samples and self.pieces:
-                body = self.pieces.encoders[number].encode(whole[share], self.clock - 1)
-                self.pieces.sent += body.nbytes * (self.hosts[number] != self.wire.rank)
-            elif self.samples:
-                body = whole[share]
+        for number, body in enumerate(self.bodies()):
             self.send(number, [PUSH, self.clock, self.used[number], rate], body)
         if self.gathered is not self.gradients:
             self.gathered[:] = 0
         self.pushed_at, self.samples, self.used = self.clock, 0, []
+
+    def bodies(self) -> Iterator[np.ndarray | None]:
+        """What each server is sent; None of no samples."""
+        whole = self.replica.join(self.gathered) if self.replica and self.samples else self.gathered
+        for number, share in enumerate(self.shares):
+            if self.samples and self.pieces:
+                body = self.pieces.encoders[number].encode(whole[share], self.clock - 1)
+                self.pieces.sent += body.nbytes * (self.hosts[number] != self.wire.rank)
+                yield body
+            else:
+                yield whole[share] if self.samples else None
 
     def fail(self) -> None:
         """The loss of this step is not finite: nothing is pushed, and everybody is told."""
@@ -235,12 +260,16 @@ class Worker:
 
     def finish(self, rate: float) -> None:
         """Push what is left, leave the clocks, and read what all have in the end."""
+        self.complete(self.finishes(rate))
+
+    def finishes(self, rate: float) -> Iterator[str]:
+        """As `finish`; yields where it waits for answers."""
         self.share()
         if not self.broken and self.pushed_at < self.clock:
             self.push(rate)
         if self.asked:
-            self.receive()
-        self.read_last()
+            yield from self.receives("waits before the end")
+        yield from self.reads_last()
 
     def pause(self) -> None:
         """As `finish`, but what is gathered is not pushed, and after `resume` this worker goes on as it was.
@@ -248,11 +277,11 @@ class Worker:
         An answer that is on its way is waited for: it might have come by now.
         """
         if self.asked:
-            self.receive()
+            self.complete(self.receives("waits"))
         self.share()
         fields = {name: getattr(self, name) for name in PAUSED} | {"copies": list(self.copies)}
         self.paused = fields, self.parameters.copy()
-        self.read_last()
+        self.complete(self.reads_last())
 
     def resume(self) -> None:
         """Go on after `pause`."""
@@ -266,10 +295,10 @@ class Worker:
         """Drop what is gathered; all have other parameters."""
         self.gathered[:], self.samples, self.used, self.paused = 0, 0, [], None
 
-    def read_last(self) -> None:
-        """Leave the clocks, and read what all have when all have left."""
+    def reads_last(self) -> Iterator[str]:
+        """Leave the clocks, and read what all have when all have left; yields where it waits for that."""
         self.ask(math.inf)
-        self.receive()
+        yield from self.receives("waits for the end")
         self.share()
         for number in range(len(self.hosts)):
             self.leave(number, self.move)
