@@ -21,7 +21,6 @@ from parallel.strategies.parameter_server import ParameterServer as ParameterSer
 from parallel.strategies.pipeline.strategy import PipeDream as PipeDream
 from parallel.strategies.pipeline.strategy import Pipeline as Pipeline
 from parallel.strategies.sandblaster import Sandblaster as Sandblaster
-from parallel.strategies.serial import ReproducibleSerial as ReproducibleSerial
 from parallel.strategies.tensor_parallel import TensorParallel as TensorParallel
 from parallel.strategies.zero import FullyShardedDataParallel as FullyShardedDataParallel
 from parallel.strategies.zero import ZeRO1 as ZeRO1

@@ -73,7 +73,8 @@ class StateTable:
         self.told: list | None = None  # on rank 0, once it was asked for: what other ranks have
         held = self.held()
         here = sorted(name for name, fragments in held.items() if any(each.whole for each in fragments))
-        mine = zlib.crc32(repr(here).encode()) if len(here) == len(held) else None
+        replicated = all(isinstance(row.placement, Replicate) for row in self.rows() if row.name)
+        mine = zlib.crc32(repr(here).encode()) if replicated and len(here) == len(held) else None
         found = set(mesh.allgather(mine))
         self.scattered = mesh.size > 1 and (len(found) > 1 or None in found)
 
@@ -109,7 +110,8 @@ class StateTable:
         """What this rank answers for: of all ranks' together each element is there once."""
         ranks = self.mesh.tensor
         for row in self.rows():
-            if not row.name or row.copy or (isinstance(row.placement, Replicate) and not self.answers):
+            answers = self.answers if row.layout is not None else self.mesh.rank == 0
+            if not row.name or row.copy or (isinstance(row.placement, Replicate) and not answers):
                 continue
             for each in self.split(row):
                 borrowed = row.layout is not None and each.name.rpartition("/")[2] in row.layout.borrowed

@@ -41,7 +41,7 @@ import numpy as np
 from mpi4py import MPI
 
 from nn.training.trainer import micro_batches
-from parallel.state.placed import OWN, PlacedArray, in_transit
+from parallel.state.placed import OWN, PlacedArray, Shard, in_transit
 from parallel.state.table import kind_of_private
 from parallel.strategies.pipeline.actions import ACTION, parse
 from parallel.strategies.pipeline.checking import Span
@@ -169,7 +169,8 @@ class Stashed(LocalUpdate):
         yield from super().placed()
         for name, count in self.counts.items():
             count[...] = self.made
-            yield PlacedArray(UPDATES + name, "", count, copy=name in self.layout.borrowed)
+            copy = name in self.layout.borrowed or (self.pass_.peers is not None and self.pass_.peers.rank > 0)
+            yield PlacedArray(UPDATES + name, "", count, None, Shard(1), copy=copy)
         yield from in_transit(*(copy for copy, _ in self.stash.values()))
 
     def loaded(self, steps, anew=()):
