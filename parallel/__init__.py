@@ -17,7 +17,7 @@ _HOME = {
     "ContextParallel": "parallel.strategies.context.strategy",
     "DistributedTrainer": "parallel.trainer",
     "Mesh": "parallel.mesh",
-    "QuasiNewton": "parallel.sync.commanded.quasi_newton",
+    "QuasiNewton": "parallel.sync.coordinator.quasi_newton",
     "ReplicaError": "parallel.mesh",
     "ShardedCheckpoints": "parallel.state.sharded_checkpoints",
     "SpatialParallel": "parallel.strategies.operators.strategy",

@@ -25,6 +25,6 @@ from parallel.strategies.tensor_parallel import TensorParallel as TensorParallel
 from parallel.strategies.zero import FullyShardedDataParallel as FullyShardedDataParallel
 from parallel.strategies.zero import ZeRO1 as ZeRO1
 from parallel.strategies.zero import ZeRO2 as ZeRO2
-from parallel.sync.commanded.quasi_newton import QuasiNewton as QuasiNewton
+from parallel.sync.coordinator.quasi_newton import QuasiNewton as QuasiNewton
 from parallel.trainer import CheckReplicas as CheckReplicas
 from parallel.trainer import DistributedTrainer as DistributedTrainer

@@ -29,7 +29,7 @@ from parallel.command.options import Options
 from parallel.launch import launcher
 from parallel.settings import OptionError
 from parallel.strategies.sandblaster import SandblasterKeys
-from parallel.sync.commanded.quasi_newton import QuasiNewton
+from parallel.sync.coordinator.quasi_newton import QuasiNewton
 
 TOGETHER = 500  # samples in a batch that is not trained on
 WARMUP = 5  # epochs, with --linear-scaling (Goyal et al. 2017)

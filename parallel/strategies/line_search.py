@@ -9,9 +9,9 @@ from nn.layers.dropout import Dropout
 from nn.losses import Loss
 from parallel.mesh import Mesh, agree
 from parallel.passes.chunks import Chunks
-from parallel.sync.commanded.post import LIMIT
-from parallel.sync.commanded.quasi_newton import QuasiNewton
-from parallel.sync.commanded.shards import Commanded
+from parallel.sync.coordinator.mailbox import LIMIT
+from parallel.sync.coordinator.quasi_newton import QuasiNewton
+from parallel.sync.coordinator.shards import Coordinated
 from parallel.trainer import DistributedTrainer
 
 
@@ -41,7 +41,7 @@ class LineSearchTrainer(DistributedTrainer):
         refuse_changing(network)
         if communicator:
             agree(communicator, {"Sandblaster": f"{servers} shards on {place}, chunks of {chunk}, same={same_batch}"})
-        sync = Commanded(communicator.size if communicator else 1, servers, place, limit)
+        sync = Coordinated(communicator.size if communicator else 1, servers, place, limit)
         mesh = Mesh(communicator, sync.workers if communicator else None)
         self.same_batch, self.samples = same_batch, None
         super().__init__(network, loss, optimizer, mesh, Chunks(chunk), sync, seed, "Sandblaster")

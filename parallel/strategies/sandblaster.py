@@ -24,7 +24,7 @@ from parallel.strategies.parameter_server import ServerOptions
 if TYPE_CHECKING:
     from nn.core.network import Network
     from nn.losses import Loss
-    from parallel.sync.commanded.quasi_newton import QuasiNewton
+    from parallel.sync.coordinator.quasi_newton import QuasiNewton
     from parallel.trainer import DistributedTrainer
 
 
@@ -89,7 +89,7 @@ def Sandblaster(
 def check(options, ranks: int | None, network, optimizer) -> int:
     """Refuse roles that there are no ranks for, and networks that are not one function."""
     from parallel.strategies.line_search import refuse_changing
-    from parallel.sync.commanded.shards import parts
+    from parallel.sync.coordinator.shards import parts
     from parallel.sync.push_pull import server_slices
 
     parts(max(1, ranks or 1), options.servers, options.server_place)

@@ -53,36 +53,36 @@ class Stale(LocalUpdate):
         threads = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self.communicator = self.mesh.communicator.Dup(progress=threads)
         self.idle = [
-            Flight(self.communicator, np.zeros_like(self.vector), self.layout.size, self.addends)
+            InFlight(self.communicator, np.zeros_like(self.vector), self.layout.size, self.addends)
             for _ in range(self.delay + 1)
         ]
-        self.flying: list[Flight] = []  # the oldest first
+        self.in_flight: list[InFlight] = []  # the oldest first
 
     def begin_pass(self, micro):
         return self.poke
 
     def poke(self, end: int = 0) -> None:
         """Between layers: move what is on its way."""
-        for flight in self.flying:
-            flight.request.Test()
+        for reduction in self.in_flight:
+            reduction.request.Test()
 
     def finish_step(self):
         own = float(self.message.loss)
         self.bad |= not math.isfinite(own)
-        flight = self.idle.pop()
-        flight.vector[:] = self.vector
-        flight.step, flight.total, flight.rate = self.step, self.total, float(self.optimizer.lr)
-        flight.request.Start()
-        self.flying.append(flight)
+        reduction = self.idle.pop()
+        reduction.vector[:] = self.vector
+        reduction.step, reduction.total, reduction.rate = self.step, self.total, float(self.optimizer.lr)
+        reduction.request.Start()
+        self.in_flight.append(reduction)
         loss = own * self.mesh.count if math.isfinite(own) else 0.0
-        if len(self.flying) > self.delay and self.land():
+        if len(self.in_flight) > self.delay and self.complete_oldest():
             loss = math.nan
         return StepResult(loss, True)
 
     def update(self):
-        """`land` has applied what was due."""
+        """`complete_oldest` has applied what was due."""
 
-    def land(self) -> bool:
+    def complete_oldest(self) -> bool:
         """Wait for the oldest sum, and apply it; says whether its loss is not finite.
 
         Raises
@@ -90,42 +90,42 @@ class Stale(LocalUpdate):
         ValueError
             On all ranks: they were told different sizes of that batch.
         """
-        flight = self.flying.pop(0)
-        self.wait(flight)
-        self.idle.append(flight)
-        result = flight.message.result()
+        reduction = self.in_flight.pop(0)
+        self.wait(reduction)
+        self.idle.append(reduction)
+        result = reduction.message.result()
         if not result.agreed:
             self.drop()
-            told = self.mesh.allgather((flight.total, f"lr={flight.rate}, now {self.optimizer!r}"))
-            raise ValueError(disagreement(flight.step, *zip(*told, strict=True)))
+            told = self.mesh.allgather((reduction.total, f"lr={reduction.rate}, now {self.optimizer!r}"))
+            raise ValueError(disagreement(reduction.step, *zip(*told, strict=True)))
         if not math.isfinite(result.loss):
             self.drop()
             return True
         try:
-            self.apply(flight)
+            self.apply(reduction)
         except FloatingPointError:  # on all ranks
             self.drop()
             raise
         return False
 
-    def wait(self, flight: Flight) -> None:
+    def wait(self, reduction: InFlight) -> None:
         """Until that sum has come."""
-        flight.request.Wait()
+        reduction.request.Wait()
 
-    def apply(self, flight: Flight) -> None:
+    def apply(self, reduction: InFlight) -> None:
         """Update with a sum, at the rate of its own step."""
-        now, self.optimizer.lr = self.optimizer.lr, flight.rate
+        now, self.optimizer.lr = self.optimizer.lr, reduction.rate
         try:
-            self.optimizer.update(self.parameters, flight.gradients, self.slots, flight.step, self.region)
+            self.optimizer.update(self.parameters, reduction.gradients, self.slots, reduction.step, self.region)
         finally:
             self.optimizer.lr = now
 
     def drop(self) -> None:
         """Training ends: what is on its way comes, and is not applied."""
-        while self.flying:
-            flight = self.flying.pop(0)
-            self.wait(flight)
-            self.idle.append(flight)
+        while self.in_flight:
+            reduction = self.in_flight.pop(0)
+            self.wait(reduction)
+            self.idle.append(reduction)
         self.bad, self.settled = False, True
 
     def forget(self):
@@ -133,13 +133,13 @@ class Stale(LocalUpdate):
         self.drop()
 
     def synchronize(self):
-        for flight in self.flying:
-            self.wait(flight)
-            result = flight.message.result()
+        for reduction in self.in_flight:
+            self.wait(reduction)
+            result = reduction.message.result()
             if not result.agreed or not math.isfinite(result.loss):  # training will end here
                 break
             try:
-                self.apply(flight)
+                self.apply(reduction)
             except FloatingPointError:
                 break
         if self.buffers.size:
@@ -149,8 +149,8 @@ class Stale(LocalUpdate):
         self.resume()
         if self.settled:
             return False
-        while self.flying:
-            if self.land():
+        while self.in_flight:
+            if self.complete_oldest():
                 return True
         if self.buffers.size:
             self.mean(self.buffers)
@@ -159,7 +159,7 @@ class Stale(LocalUpdate):
 
     def placed(self):
         yield from super().placed()
-        yield from in_transit(*(flight.vector for flight in (*self.idle, *self.flying)))
+        yield from in_transit(*(reduction.vector for reduction in (*self.idle, *self.in_flight)))
 
     def describe(self):
         steps = "1 step" if self.delay == 1 else f"{self.delay} steps"
@@ -170,7 +170,7 @@ class Stale(LocalUpdate):
         self.communicator.Free()
 
 
-class Flight:
+class InFlight:
     """Gradients of one step and what travels behind them, on their way.
 
     Parameters

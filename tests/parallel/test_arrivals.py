@@ -5,7 +5,7 @@ import math
 import pytest
 
 from parallel.sync.asynchronous.checking import Broken, Symbolic, explore
-from parallel.sync.asynchronous.clock import Book, allowed
+from parallel.sync.asynchronous.clock import ClockTable, allowed
 from parallel.sync.asynchronous.wire import DONE, PUSH
 
 CASES = [
@@ -38,7 +38,7 @@ class Eager(Symbolic):
     """Answers at once."""
 
     def go_on(self):
-        for worker in self.book.answers(True):
+        for worker in self.clock_table.answers(True):
             self.answer(worker)
 
 
@@ -46,9 +46,9 @@ class OffByOne(Symbolic):
     """Lets workers be one step further apart than it should."""
 
     def go_on(self):
-        right, self.book.bound = self.book.bound, self.book.bound + 1
+        right, self.clock_table.bound = self.clock_table.bound, self.clock_table.bound + 1
         super().go_on()
-        self.book.bound = right
+        self.clock_table.bound = right
 
 
 class Overwriting(Symbolic):
@@ -65,7 +65,7 @@ class Twice(Symbolic):
 
     def apply(self, worker, body, version, rate):
         super().apply(worker, body, version, rate)
-        if self.book.waiting:
+        if self.clock_table.waiting:
             super().apply(worker, body, version, rate)
 
 
@@ -73,17 +73,17 @@ class Attached(Symbolic):
     """Waits for who has finished."""
 
     def take(self, worker, head, body):
-        reached = dict(self.book.reached)
+        reached = dict(self.clock_table.reached)
         super().take(worker, head, body)
         if head[0] == DONE and not self.sent:
-            self.book.clocks[worker] = reached[worker]
+            self.clock_table.clocks[worker] = reached[worker]
 
 
 class Deaf(Symbolic):
     """Goes on waiting for the dead."""
 
     def forget(self, worker):
-        self.book.waiting.pop(worker, None)
+        self.clock_table.waiting.pop(worker, None)
 
 
 @pytest.mark.parametrize(
@@ -115,15 +115,15 @@ def test_the_rule_of_clocks():
     assert [allowed(clock, 3, 2) for clock in range(3, 8)] == [True, True, True, False, False]
     assert allowed(7, 3, math.inf) and not allowed(math.inf, 3, math.inf), "in the end all must have left"
     assert allowed(4, 4, 9, warm=4) and not allowed(4, 3, 9, warm=4) and allowed(5, 3, 9, warm=4)
-    book = Book(range(3), 1)
+    clock_table = ClockTable(range(3), 1)
     for worker, clock in ((0, 2), (1, 1), (2, 0)):
-        book.pushed(worker, clock)
-    book.asks(0, 2)
-    assert book.answers() == [] and book.waiting == {0: 2}
-    book.leaves(2)
-    assert book.answers() == [0] and not book.waiting and not book.deserted(1)
+        clock_table.pushed(worker, clock)
+    clock_table.asks(0, 2)
+    assert clock_table.answers() == [] and clock_table.waiting == {0: 2}
+    clock_table.leaves(2)
+    assert clock_table.answers() == [0] and not clock_table.waiting and not clock_table.deserted(1)
     for worker in (0, 1):
-        book.leaves(worker)
-    assert book.deserted(1) and not book.deserted(0) and book.least == math.inf
-    book.open(5)
-    assert book.least == 5 and book.reached == {0: 5, 1: 5, 2: 5}
+        clock_table.leaves(worker)
+    assert clock_table.deserted(1) and not clock_table.deserted(0) and clock_table.least == math.inf
+    clock_table.open(5)
+    assert clock_table.least == 5 and clock_table.reached == {0: 5, 1: 5, 2: 5}

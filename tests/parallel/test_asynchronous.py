@@ -212,7 +212,7 @@ def test_a_server_that_breaks_the_bound_is_caught_by_who_reads(comm):
     many = server(comm, consistency="ssp:1")
     token = Token(comm, many, 1)
     if many.sync.serves:
-        many.sync.server.book.bound = math.inf
+        many.sync.server.clock_table.bound = math.inf
     said = ""
     try:
         for batch in batches("mlp", many.shard):
@@ -245,7 +245,7 @@ def test_a_worker_that_has_finished_holds_nobody_back(comm):
         many.sync.worker.finish(0.1)
     if comm.rank == 2:
         many.sync.server.serve(math.inf)
-        assert many.sync.server.book.reached == {0: 5, 1: 2}
+        assert many.sync.server.clock_table.reached == {0: 5, 1: 2}
     if comm.rank == 0:
         many.sync.worker.finish(0.1)
     many.sync.settled = True
@@ -449,7 +449,7 @@ if sync.works:
 else:
     sync.server.serve(float("inf"))
     sync.server.leave()
-open(f"{sys.argv[1]}/{c.rank}", "w").write(repr(sync.server and sync.server.book.reached))
+open(f"{sys.argv[1]}/{c.rank}", "w").write(repr(sync.server and sync.server.clock_table.reached))
 os._exit(0)
 """
 

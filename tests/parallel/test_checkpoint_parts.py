@@ -11,7 +11,7 @@ from equality import OPTIMIZERS, SEED, dataset
 import nn
 from nn.training.checkpoint_callback import KeepCheckpoints, Terminated, Termination
 from parallel import ShardedCheckpoints
-from parallel.sync.commanded.quasi_newton import QuasiNewton
+from parallel.sync.coordinator.quasi_newton import QuasiNewton
 
 FOREVER = 10**6
 ON_THREE = {

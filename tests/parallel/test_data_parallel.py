@@ -75,9 +75,13 @@ def alike(comm, trainer):
 @pytest.fixture
 def nodes(monkeypatch):
     """Let ranks believe that they are on such nodes."""
-    from parallel.strategies import data_parallel
+    from parallel.strategies import data_parallel, gradient_sync
 
-    return lambda places: monkeypatch.setattr(data_parallel, "nodes_of", lambda communicator: places)
+    def set_nodes(places):
+        for module in data_parallel, gradient_sync:
+            monkeypatch.setattr(module, "nodes_of", lambda communicator: places)
+
+    return set_nodes
 
 
 # ------------------------------------------------------------------------------------ equal to one process

@@ -16,9 +16,9 @@ from parallel import QuasiNewton
 from parallel.command import main
 from parallel.elastic.chaos import result
 from parallel.strategies.sandblaster import Sandblaster
-from parallel.sync.commanded.post import Letter, LocalPost, MPIPost
-from parallel.sync.commanded.roles import COORDINATOR, KINDS, Coordinator, Replica, Shard
-from parallel.sync.commanded.shards import WORKING, parts
+from parallel.sync.coordinator.mailbox import LocalMailbox, Mailbox, Message
+from parallel.sync.coordinator.roles import COORDINATOR, KINDS, Coordinator, Replica, Shard
+from parallel.sync.coordinator.shards import WORKING, parts
 from parallel.sync.push_pull import server_slices
 
 ROOT = Path(__file__).parents[2]
@@ -49,39 +49,39 @@ def plain(steps=STEPS):
     return trainer.flat_parameters, losses
 
 
-class Lazy(LocalPost):
-    """Letters to or from one role (of some kinds) seldom come while there are others; without a chance never."""
+class Lazy(LocalMailbox):
+    """Messages to or from one role (of some kinds) seldom come while there are others; without a chance never."""
 
     def __init__(self, rng, lazy, chance=0.0, kinds=KINDS):
         super().__init__(rng)
         self.lazy, self.chance, self.kinds = lazy, chance, kinds
 
-    def late(self, pair, letter):
-        return self.lazy in pair and letter.kind in self.kinds
+    def late(self, pair, message):
+        return self.lazy in pair and message.kind in self.kinds
 
     def receive(self):
-        kept = {pair: letters for pair, letters in self.sent.items() if self.late(pair, letters[0])}
+        kept = {pair: messages for pair, messages in self.sent.items() if self.late(pair, messages[0])}
         if len(kept) == len(self.sent) or (self.chance and self.rng.random() < self.chance):
             return super().receive()
         for pair in kept:
             del self.sent[pair]
-        letter = super().receive()
+        message = super().receive()
         self.sent |= kept
-        return letter
+        return message
 
 
 class Together:
     """All roles in this process, each replica with a network of its own."""
 
-    def __init__(self, replicas, shards, post, kind=Shard):
+    def __init__(self, replicas, shards, mailbox, kind=Shard):
         x, y = data()
         first = serial()
         slices = [slice(lo, hi) for lo, hi in server_slices(first.network.layout.size, shards)]
         names = ["w", *QuasiNewton().slots, *WORKING]
-        self.post, self.roles, self.shards = post, {}, []
+        self.mailbox, self.roles, self.shards = mailbox, {}, []
         for i, share in enumerate(slices):
             w = first.flat_parameters[share].copy()
-            self.shards.append(kind(i, Vectors(w, np.zeros_like(w)), names, replicas, post))
+            self.shards.append(kind(i, Vectors(w, np.zeros_like(w)), names, replicas, mailbox))
         for i in range(replicas):
             one = serial()
 
@@ -89,16 +89,16 @@ class Together:
                 rows = slice(chunk * CHUNK, min((chunk + 1) * CHUNK, SAMPLES))
                 return one.compute_gradients(x[rows], y[rows], SAMPLES, rows.start)
 
-            self.roles["replica", i] = Replica(i, slices, one.flat_parameters, one.gradients, compute, post)
-        self.coordinator = Coordinator(names, shards, replicas, post, self.pump)
+            self.roles["replica", i] = Replica(i, slices, one.flat_parameters, one.gradients, compute, mailbox)
+        self.coordinator = Coordinator(names, shards, replicas, mailbox, self.pump)
         self.coordinator.chunks = math.ceil(SAMPLES / CHUNK)
         self.roles |= {role.role: role for role in (*self.shards, self.coordinator)}
         self.lbfgs = LBFGS(self.coordinator, self.coordinator.evaluate)
 
     def pump(self):
-        letter = self.post.receive()
-        assert letter.kind in KINDS and len(letter.words) <= 6
-        self.roles[letter.receiver].handle(letter)
+        message = self.mailbox.receive()
+        assert message.kind in KINDS and len(message.header) <= 6
+        self.roles[message.receiver].handle(message)
 
     def search(self):
         for role in self.roles.values():
@@ -109,17 +109,17 @@ class Together:
         self.coordinator.stop()
         while not all(role.done for role in self.roles.values()):
             self.pump()
-        assert not self.post.sent, "nothing is left on its way"
+        assert not self.mailbox.sent, "nothing is left on its way"
 
     def parameters(self):
         return np.concatenate([shard.vectors.arrays["w"] for shard in self.shards])
 
 
 def orders():
-    """Ways in which letters may arrive."""
-    yield LocalPost()
+    """Ways in which messages may arrive."""
+    yield LocalMailbox()
     for seed in range(4):
-        yield LocalPost(np.random.default_rng(seed))
+        yield LocalMailbox(np.random.default_rng(seed))
     for chance in (0.0, 0.03, 0.1):
         yield Lazy(np.random.default_rng(9), ("replica", 0), chance)
         yield Lazy(np.random.default_rng(9), ("replica", 0), chance, ("push", "computed"))
@@ -132,8 +132,8 @@ def test_any_order_of_arrival_gives_the_same_bits(shards):
     want, losses = plain()
     found, backups = set(), 0
     for replicas in (1, 4):
-        for post in orders():
-            run = Together(replicas, shards, post)
+        for mailbox in orders():
+            run = Together(replicas, shards, mailbox)
             for loss in losses:
                 run.search()
                 assert run.lbfgs.start == pytest.approx(loss, rel=1e-12)
@@ -156,8 +156,8 @@ def test_control_a_shard_that_counts_what_comes_twice_is_found():
 
     want, _ = plain()
     wrong = 0
-    for post in orders():
-        run = Together(4, 2, post, Twice)
+    for mailbox in orders():
+        run = Together(4, 2, mailbox, Twice)
         for _ in range(STEPS):
             run.search()
         wrong += bool(np.abs(run.parameters() - want).max() > 1e-10)
@@ -167,27 +167,27 @@ def test_control_a_shard_that_counts_what_comes_twice_is_found():
 def test_a_shard_drops_what_is_late_and_keeps_what_is_early():
     """Chunks in every order; those of the evaluation before are not counted, and a pull that comes early waits."""
     for order in itertools.permutations(range(3)):
-        post = LocalPost()
-        shard = Shard(0, Vectors(np.arange(4.0), np.zeros(4)), ["w", "g"], 1, post)
+        mailbox = LocalMailbox()
+        shard = Shard(0, Vectors(np.arange(4.0), np.zeros(4)), ["w", "g"], 1, mailbox)
 
-        def tell(kind, *words, array=None, shard=shard):
-            shard.handle(Letter(kind, ("replica", 0), ("shard", 0), words, array))
+        def tell(kind, *header, array=None, shard=shard):
+            shard.handle(Message(kind, ("replica", 0), ("shard", 0), header, array))
 
         tell("begin", 1, 3)
         tell("push", 1, 2, array=np.full(4, 50.0))
         tell("pull", 2)
-        assert not post.sent, "those are not the parameters that are meant"
+        assert not mailbox.sent, "those are not the parameters that are meant"
         tell("begin", 2, 3)
-        assert np.array_equal(post.receive().array, np.arange(4.0))
+        assert np.array_equal(mailbox.receive().array, np.arange(4.0))
         tell("push", 1, 0, array=np.full(4, 70.0))
         tell("pull", 1)
         for chunk in order:
             for _ in range(2):
                 tell("push", 2, chunk, array=np.full(4, 0.1 + chunk))
-        assert post.receive().kind == "summed" and not post.sent, "and it is told once"
+        assert mailbox.receive().kind == "summed" and not mailbox.sent, "and it is told once"
         assert np.array_equal(shard.vectors.arrays["g"], np.full(4, (0.1 + 1.1) + 2.1)), "in one order"
         tell("pull", 2)
-        assert not post.sent, "all has been computed without that replica"
+        assert not mailbox.sent, "all has been computed without that replica"
 
 
 def test_a_slow_replica_computes_less_and_nobody_waits_for_it():
@@ -321,18 +321,18 @@ def test_what_goes_wrong_is_told_on_all_ranks(comm):
             trainer.predict(x)
     trainer.close()
     places = {COORDINATOR: 0, ("shard", 0): 1, ("replica", 0): 2}
-    post = MPIPost(communicator, places, np.float64, KINDS, limit=0.05)
+    mailbox = Mailbox(communicator, places, np.float64, KINDS, limit=0.05)
     role = [COORDINATOR, ("shard", 0), ("replica", 0)][comm.rank]
-    waits = rf"rank {comm.rank} \({role[0]} 0\) waits for a letter from any rank: nothing has come for 0.05 s"
+    waits = rf"rank {comm.rank} \({role[0]} 0\) waits for a message from any rank: nothing has come for 0.05 s"
     with pytest.raises(TimeoutError, match=waits):
-        post.receive()
+        mailbox.receive()
     comm.barrier()  # all have waited in vain
-    post.limit = 60
-    post.send(Letter("push", role, list(places)[(comm.rank + 1) % 3], (1.0, 2.0), np.arange(3.0)))
-    letter = post.receive()
-    assert letter.sender == list(places)[comm.rank - 1] and letter.words == (1.0, 2.0)
-    assert np.array_equal(letter.array, np.arange(3.0))
-    post.close()
+    mailbox.limit = 60
+    mailbox.send(Message("push", role, list(places)[(comm.rank + 1) % 3], (1.0, 2.0), np.arange(3.0)))
+    message = mailbox.receive()
+    assert message.sender == list(places)[comm.rank - 1] and message.header == (1.0, 2.0)
+    assert np.array_equal(message.array, np.arange(3.0))
+    mailbox.close()
 
 
 def test_bad_input_is_refused():
@@ -347,8 +347,8 @@ def test_bad_input_is_refused():
         Sandblaster(network(), loss, QuasiNewton(), chunk=0)
     with pytest.raises(TypeError, match=r"train with parallel\.Sandblaster"):
         nn.Trainer(network(), loss, QuasiNewton())
-    for layer, words in ((nn.BatchNorm1d(6), "moves with every batch"), (nn.Dropout(0.5), "another function every")):
-        with pytest.raises(ValueError, match=words):
+    for layer, header in ((nn.BatchNorm1d(6), "moves with every batch"), (nn.Dropout(0.5), "another function every")):
+        with pytest.raises(ValueError, match=header):
             Sandblaster(nn.Network(nn.Sequential(layer, nn.Linear(6, 3)), (6,)), loss, QuasiNewton())
     assert parts(4, 1, "own") == ([1, 2], [3]) and parts(4, 2, "workers") == ([1, 2, 3], [1, 2])
     assert parts(1, 3, "own") == ([0], [0, 0, 0])
@@ -383,7 +383,7 @@ def test_from_the_command_line(tmp_path, nothing_left):
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "header"),
     [
         ("--optimizer lbfgs", "use --strategy sandblaster --optimizer lbfgs"),
         ("--strategy sandblaster", "use --strategy sandblaster --optimizer lbfgs"),
@@ -395,7 +395,7 @@ def test_from_the_command_line(tmp_path, nothing_left):
         ("--strategy sandblaster --optimizer lbfgs --model resnet20", "moves with every batch"),
     ],
 )
-def test_wrong_options_are_told_before_ranks_start(line, words, capsys, monkeypatch):
+def test_wrong_options_are_told_before_ranks_start(line, header, capsys, monkeypatch):
     monkeypatch.setattr(main, "start_ranks", lambda *_: pytest.fail("ranks are started"))
     assert main.main(line.split()) == main.WRONG_OPTION
-    assert words in capsys.readouterr().err
+    assert header in capsys.readouterr().err

@@ -42,9 +42,9 @@ def test_equals_one_process_in_every_stage(comm):
 @pytest.mark.mpi(ranks=3)
 def test_equals_one_process_between_nodes(comm, monkeypatch):
     """Messages that are on their way while others compute, units gathered ahead, units of several layers."""
-    from parallel.strategies import zero
+    from parallel.strategies import gradient_sync
 
-    monkeypatch.setattr(zero, "nodes_of", lambda communicator: list(range(communicator.size)))
+    monkeypatch.setattr(gradient_sync, "nodes_of", lambda communicator: list(range(communicator.size)))
     for stage, options in [
         ("ZeRO1", {}),
         ("ZeRO2", {}),

@@ -12,7 +12,7 @@ from parallel.command.options import Options
 @pytest.mark.mpi(ranks=4)
 def test_first_values_are_those_of_rank_0(comm, monkeypatch):
     from collectives import Communicator
-    from parallel.strategies import build_trainer, data_parallel
+    from parallel.strategies import build_trainer, data_parallel, gradient_sync
 
     want = nn.Trainer(cnn(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
     draw = Layout.draw
@@ -27,7 +27,8 @@ def test_first_values_are_those_of_rank_0(comm, monkeypatch):
     cases += [{"strategy": "ps", "servers": 2, "server_place": "workers"}, {"strategy": "dp"}]
     for case in cases:
         with monkeypatch.context() as patch:  # where parameters are shared, both ranks of a node draw the same
-            patch.setattr(data_parallel, "nodes_of", lambda communicator: [0, 0, 2, 2])
+            for module in data_parallel, gradient_sync:
+                patch.setattr(module, "nodes_of", lambda communicator: [0, 0, 2, 2])
             options = Options(**case, seed=SEED)
             trainer = build_trainer(options, network(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm))
         trainer.check_replicas()

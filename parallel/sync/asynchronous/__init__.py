@@ -1,6 +1,6 @@
 """Parameter servers that wait for nobody, or not for long.
 
-clock.py         who may go on: a server's book of its workers' clocks, and what a worker knows of its copy
+clock.py         who may go on: a server's table of its workers' clocks, and what a worker knows of its cached slices
 checking.py      every order of arrival of small cases: do bounds hold, is each gradient applied once, does it end?
 wire.py          messages between workers and servers, and waits that end
 compensation.py  delayed gradients, compensated for what has changed since (DC-ASGD)

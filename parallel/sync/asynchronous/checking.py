@@ -28,7 +28,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from parallel.sync.asynchronous.clock import Book
+from parallel.sync.asynchronous.clock import ClockTable
 from parallel.sync.asynchronous.server import Server
 from parallel.sync.asynchronous.wire import DONE, PUSH, READ
 from parallel.sync.asynchronous.worker import Worker
@@ -44,8 +44,8 @@ class Broken(AssertionError):
 class Symbolic(Server):
     """A server whose gradients are names: (worker, step). What it does when is `Server.take`."""
 
-    def __init__(self, book: Book):
-        self.book, self.kept, self.broken = book, {}, False
+    def __init__(self, clock_table: ClockTable):
+        self.clock_table, self.kept, self.broken = clock_table, {}, False
         self.applied: tuple = ()
         self.answering: dict = {}
         self.sent: list[tuple[int, tuple]] = []
@@ -54,22 +54,29 @@ class Symbolic(Server):
         self.applied += tuple((worker, int(step)) for step in body)
 
     def answer(self, worker):
-        head = len(self.applied), self.book.least, self.book.reached[worker]
+        head = len(self.applied), self.clock_table.least, self.clock_table.reached[worker]
         self.sent.append((worker, (*head, frozenset(self.applied))))
 
     def copy(self) -> Symbolic:
         """This server, to be changed."""
-        other = type(self)(replace(self.book))
-        other.book.clocks, other.book.reached = dict(self.book.clocks), dict(self.book.reached)
-        other.book.waiting = dict(self.book.waiting)
+        other = type(self)(replace(self.clock_table))
+        other.clock_table.clocks, other.clock_table.reached = (
+            dict(self.clock_table.clocks),
+            dict(self.clock_table.reached),
+        )
+        other.clock_table.waiting = dict(self.clock_table.waiting)
         other.kept, other.applied = dict(self.kept), self.applied
         return other
 
     def key(self) -> tuple:
         """What makes it another state."""
-        book = self.book
+        clock_table = self.clock_table
         kept = tuple((worker, tuple(body)) for worker, (body, _, _) in sorted(self.kept.items()))
-        clocks = tuple(book.clocks.values()), tuple(book.reached.values()), tuple(book.waiting.items())
+        clocks = (
+            tuple(clock_table.clocks.values()),
+            tuple(clock_table.reached.values()),
+            tuple(clock_table.waiting.items()),
+        )
         return *clocks, kept, tuple(sorted(self.applied))
 
 
@@ -219,7 +226,7 @@ class Explorer:
         ranks = range(case.workers)
         start = State(
             [self.after(i, None, ())[0] for i in ranks],
-            [self.server(Book(ranks, case.bound, case.warm)) for _ in range(case.servers)],
+            [self.server(ClockTable(ranks, case.bound, case.warm)) for _ in range(case.servers)],
             [[() for _ in range(case.servers)] for _ in ranks],
             [[() for _ in range(case.servers)] for _ in ranks],
         )

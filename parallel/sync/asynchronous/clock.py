@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Book:
-    """A server's account of its workers.
+class ClockTable:
+    """The clocks of the workers, as a server knows them.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def allowed(clock: float, least: float, bound: float, warm: int = 0) -> bool:
 
 
 @dataclass(frozen=True)
-class Copy:
+class CachedSlice:
     """What a worker knows of the slice of one server: as it was when the server answered.
 
     Attributes
@@ -124,6 +124,6 @@ class Copy:
     own: float = 0
 
 
-def fits(copies: Iterable[Copy], clock: int, bound: float, warm: int = 0) -> bool:
+def fits(copies: Iterable[CachedSlice], clock: int, bound: float, warm: int = 0) -> bool:
     """Whether a worker at `clock` may compute with these copies: those of every slice must be new enough."""
     return all(allowed(clock, copy.least, bound, warm) for copy in copies)

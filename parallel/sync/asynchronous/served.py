@@ -35,7 +35,7 @@ import numpy as np
 from parallel.passes.virtual_shards import refuse_norms
 from parallel.state.placed import OWN, PlacedArray, Range, Shard, in_transit
 from parallel.state.table import kind_of_private
-from parallel.sync.asynchronous.clock import Book
+from parallel.sync.asynchronous.clock import ClockTable
 from parallel.sync.asynchronous.replica import Replica
 from parallel.sync.asynchronous.server import Server
 from parallel.sync.asynchronous.worker import Worker
@@ -159,12 +159,12 @@ class Asynchronous(Served):
             self.parameters[:] = whole
 
     def _serve_slice(self, number: int) -> None:
-        book = Book(self.workers, self.schedule["bound"], self.schedule["warm"])
+        clock_table = ClockTable(self.workers, self.schedule["bound"], self.schedule["warm"])
         self.own = self.shares[number]
         held, decoder = self.parameters[self.own].copy(), self.pieces and self.pieces.decoder
         limit = self.limit * (PATIENCE if self.mesh.model_size > 1 else 1)
         region, more = self.regions[number], (decoder, self.compensate, limit)
-        self.server = Server(self.wire, book, held, region, self.optimizer, *more)
+        self.server = Server(self.wire, clock_table, held, region, self.optimizer, *more)
         self.slots = self.server.slots
 
     def before_layer(self, ctx) -> None:
@@ -209,7 +209,7 @@ class Asynchronous(Served):
             worker.move()
         else:
             server.serve(self.step + 1)
-            broken = server.broken or server.book.deserted(self.step + 1)
+            broken = server.broken or server.clock_table.deserted(self.step + 1)
         loss = self.told * len(self.workers)
         if broken and self.settle():
             loss = math.nan

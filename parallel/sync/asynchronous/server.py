@@ -10,7 +10,7 @@ import numpy as np
 
 from nn.core.layout import Region
 from nn.optim.optimizers import Optimizer
-from parallel.sync.asynchronous.clock import Book
+from parallel.sync.asynchronous.clock import ClockTable
 from parallel.sync.asynchronous.compensation import Compensation
 from parallel.sync.asynchronous.wire import DONE, FAIL, PUSH, SERVERS, TO_WORKER, Arrivals, Incoming, Outgoing, wait
 from parallel.sync.compression.base import Compressor
@@ -23,7 +23,7 @@ class Server:
     ----------
     wire : collectives.Communicator
         Of this family's messages alone.
-    book : Book
+    clock_table : ClockTable
     held : flat array
         The slice, with its first values.
     region : Region
@@ -55,7 +55,7 @@ class Server:
     def __init__(
         self,
         wire,
-        book: Book,
+        clock_table: ClockTable,
         held: np.ndarray,
         region: Region,
         optimizer: Optimizer,
@@ -63,13 +63,13 @@ class Server:
         compensate: bool,
         limit: float,
     ):
-        self.wire, self.book, self.held, self.region, self.optimizer = wire, book, held, region, optimizer
+        self.wire, self.clock_table, self.held, self.region, self.optimizer = wire, clock_table, held, region, optimizer
         self.decoder, self.limit = decoder, limit
         self.sums = np.zeros_like(held)
         self.slots = {name: np.zeros_like(held) for name in optimizer.slots}
         self.compensation = Compensation(len(held), held.dtype) if compensate else None
-        self.arrivals = Arrivals(wire, book.workers)
-        self.answering = {w: Outgoing(wire, w, TO_WORKER, held.nbytes) for w in book.workers if w != wire.rank}
+        self.arrivals = Arrivals(wire, clock_table.workers)
+        self.answering = {w: Outgoing(wire, w, TO_WORKER, held.nbytes) for w in clock_table.workers if w != wire.rank}
         self.beside: Incoming | None = None
         self.updates, self.staleness = 0, Counter()
         self.serving = self.busy = False  # between `open` and the end; while an answer leaves
@@ -80,10 +80,10 @@ class Server:
     def open(self, clock: int) -> None:
         """All workers are there, at this clock, with what is held here."""
         self.broken, self.error, self.serving = False, "", True
-        self.book.open(clock)
+        self.clock_table.open(clock)
         if self.compensation:
             self.compensation.sent.clear()
-            for worker in self.book.workers:
+            for worker in self.clock_table.workers:
                 self.compensation.remember(worker, self.updates, self.held)
 
     def rest(self) -> None:
@@ -94,8 +94,8 @@ class Server:
 
     def resume(self) -> None:
         """All workers that have paused go on."""
-        for worker in sorted(self.book.pausing):
-            self.book.returns(worker)
+        for worker in sorted(self.clock_table.pausing):
+            self.clock_table.returns(worker)
         self.serving = True
 
     def move(self) -> bool:
@@ -119,17 +119,17 @@ class Server:
         """
 
         def waiting() -> str:
-            late = [f"{worker} (clock {at:g})" for worker, at in self.book.clocks.items() if at < clock]
+            late = [f"{worker} (clock {at:g})" for worker, at in self.clock_table.clocks.items() if at < clock]
             return f"the server on rank {self.wire.rank} waits for the workers on ranks {', '.join(late)}"
 
-        wait(lambda: self.book.least >= clock, self.move, self.limit, waiting)
+        wait(lambda: self.clock_table.least >= clock, self.move, self.limit, waiting)
 
     def take(self, worker: int, head: Sequence[float], body: np.ndarray) -> None:
         """Do what one message says."""
         kind, clock, version, rate = head[:4]
         if kind == PUSH:
-            self.book.pushed(worker, int(clock))
-            if body.size and self.book.in_step(clock):
+            self.clock_table.pushed(worker, int(clock))
+            if body.size and self.clock_table.in_step(clock):
                 self.kept[worker] = body.copy(), int(version), float(rate)
             elif body.size and not self.broken:
                 self.apply(worker, body, int(version), float(rate))
@@ -137,25 +137,25 @@ class Server:
             self.broken = True
         else:
             if kind == DONE:
-                self.book.leaves(worker, pauses=bool(head[3]))
-            self.book.asks(worker, math.inf if kind == DONE else clock)
+                self.clock_table.leaves(worker, pauses=bool(head[3]))
+            self.clock_table.asks(worker, math.inf if kind == DONE else clock)
         self.go_on()
 
     def forget(self, worker: int) -> None:
         """A worker is dead: what it has pushed stays, and nobody waits for it."""
-        self.book.leaves(worker)
-        self.book.waiting.pop(worker, None)
+        self.clock_table.leaves(worker)
+        self.clock_table.waiting.pop(worker, None)
         self.answering.pop(worker, None)
         self.go_on()
 
     def go_on(self) -> None:
         """Apply what all have reached, and answer who may read now."""
-        if self.kept and self.book.least >= max(self.book.reached[worker] for worker in self.kept):
+        if self.kept and self.clock_table.least >= max(self.clock_table.reached[worker] for worker in self.kept):
             for each in sorted(self.kept):
                 if not self.broken:
                     self.apply(each, *self.kept[each])
             self.kept.clear()
-        for reader in self.book.answers(self.broken):
+        for reader in self.clock_table.answers(self.broken):
             self.answer(reader)
 
     def apply(self, worker: int, body: np.ndarray, version: int, rate: float) -> None:
@@ -170,7 +170,10 @@ class Server:
         if self.compensation:
             self.compensation(g, self.held, worker, version)
         own = optimizer.lr, optimizer.weight_decay
-        optimizer.lr, optimizer.weight_decay = rate, own[1] / len(self.book.reached)  # of a batch all pushes together
+        optimizer.lr, optimizer.weight_decay = (
+            rate,
+            own[1] / len(self.clock_table.reached),
+        )  # of a batch all pushes together
         try:
             optimizer.update(self.held, g, self.slots, self.updates, self.region)
         except FloatingPointError as error:  # nothing was updated
@@ -181,8 +184,8 @@ class Server:
 
     def answer(self, worker: int) -> None:
         """Send a worker what is held now."""
-        head = [self.updates, self.book.least, self.book.reached[worker], self.broken]
-        if self.compensation and self.book.least < math.inf:  # else no gradient is computed with this answer
+        head = [self.updates, self.clock_table.least, self.clock_table.reached[worker], self.broken]
+        if self.compensation and self.clock_table.least < math.inf:  # else no gradient is computed with this answer
             self.compensation.remember(worker, self.updates, self.held)
         if worker == self.wire.rank:
             self.beside.put(head, self.held)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from parallel.sync.asynchronous.clock import Copy, allowed, fits
+from parallel.sync.asynchronous.clock import CachedSlice, allowed, fits
 from parallel.sync.asynchronous.replica import Replica
 from parallel.sync.asynchronous.server import Server, nothing
 from parallel.sync.asynchronous.wire import DONE, FAIL, PUSH, READ, TO_SERVER, TO_WORKER, Incoming, Outgoing, wait
@@ -41,7 +41,7 @@ class Worker:
 
     Attributes
     ----------
-    copies : list of Copy
+    copies : list of CachedSlice
         Of every server.
     broken : bool
         Whether training has ended in an error, here or elsewhere.
@@ -83,7 +83,7 @@ class Worker:
 
     def open(self, clock: int, version: int) -> None:
         """This worker has the parameters of all servers, at this clock and version."""
-        self.copies = [Copy(version, clock, clock) for _ in self.hosts]
+        self.copies = [CachedSlice(version, clock, clock) for _ in self.hosts]
         self.clock = self.pushed_at = self.asked_at = clock
         self.asked, self.broken, self.samples = False, False, 0
         self.used: list[int] = []  # versions with which the oldest gradient was computed that is not pushed yet
@@ -187,7 +187,7 @@ class Worker:
         self.asked = False
         for number, reply in enumerate(self.reading):
             version, least, own, broken = reply.head[:4]
-            self.copies[number] = Copy(int(version), least, own)
+            self.copies[number] = CachedSlice(int(version), least, own)
             self.broken |= bool(broken)
             self.take(number, reply.body)
             self.fresh = True

@@ -1,9 +1,9 @@
-"""Post: short letters between the roles of a run, which may share a rank.
+"""Mailbox: short messages between the roles of a run, which may share a rank.
 
-Letters of one sender to one receiver arrive in the order in which they were sent; nothing is promised of two senders.
+Messages of one sender to one receiver arrive in the order in which they were sent; nothing is promised of two senders.
 A rank reads what has come from each rank in turn, so that no sender keeps another one waiting.
 
-Without a communicator every role is in this process, and `LocalPost` delivers in any order that is possible: so all
+Without a communicator every role is in this process, and `LocalMailbox` delivers in any order that is possible: so all
 of them can be tried.
 """
 
@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-LIMIT = 300.0  # seconds that a role waits for a letter, unless told otherwise
+LIMIT = 300.0  # seconds that a role waits for a message, unless told otherwise
 
 
-class Letter(NamedTuple):
+class Message(NamedTuple):
     """What one role tells another one.
 
     Attributes
@@ -26,67 +26,67 @@ class Letter(NamedTuple):
         One of KINDS.
     sender : role, such as ("replica", 2)
     receiver : role
-    words : tuple of float
-        At most 6; names of vectors are given by their places in a list that all roles have.
+    header : tuple of float
+        At most 6; vectors are named by their places in a list that all roles have.
     array : flat array or None
     """
 
     kind: str
     sender: tuple[str, int]
     receiver: tuple[str, int]
-    words: tuple[float, ...] = ()
+    header: tuple[float, ...] = ()
     array: np.ndarray | None = None
 
 
-class LocalPost:
-    """Delivers letters between roles of one process.
+class LocalMailbox:
+    """Delivers messages between roles of one process.
 
     Parameters
     ----------
     rng : np.random.Generator or None
-        Which of the letters that may come next does come; None: the one that was sent first.
+        Which of the messages that may come next does come; None: the one that was sent first.
     """
 
     def __init__(self, rng: np.random.Generator | None = None):
         self.rng = rng
-        self.sent: dict[tuple, deque[Letter]] = {}  # from one role to another
+        self.sent: dict[tuple, deque[Message]] = {}  # from one role to another
 
-    def send(self, letter: Letter) -> None:
+    def send(self, message: Message) -> None:
         """Never waits; the array may be written afterwards."""
-        array = None if letter.array is None else letter.array.copy()
-        self.sent.setdefault((letter.sender, letter.receiver), deque()).append(letter._replace(array=array))
+        array = None if message.array is None else message.array.copy()
+        self.sent.setdefault((message.sender, message.receiver), deque()).append(message._replace(array=array))
 
-    def receive(self) -> Letter:
-        """The next letter; there must be one."""
-        waiting = [pair for pair, letters in self.sent.items() if letters]
+    def receive(self) -> Message:
+        """The next message; there must be one."""
+        waiting = [pair for pair, messages in self.sent.items() if messages]
         if not waiting:
-            raise RuntimeError("every role waits, and there is no letter on its way")
+            raise RuntimeError("every role waits, and there is no message on its way")
         pair = waiting[self.rng.integers(len(waiting)) if self.rng else 0]
-        letter = self.sent[pair].popleft()
+        message = self.sent[pair].popleft()
         if not self.sent[pair]:
             del self.sent[pair]  # so that the first of the others comes next
-        return letter
+        return message
 
     def close(self) -> None:
         """There is nothing to free."""
 
 
-class MPIPost:
-    """Delivers letters between roles on the ranks of a communicator.
+class Mailbox:
+    """Delivers messages between roles on the ranks of a communicator.
 
     Parameters
     ----------
     communicator : MPI.Intracomm
     places : dict of role -> rank
     dtype : np.dtype
-        Of the arrays in letters.
+        Of the arrays in messages.
     kinds : tuple of str
         All that there are.
     limit : float
-        Seconds without a letter after which `receive` raises.
+        Seconds without a message after which `receive` raises.
     """
 
-    HEAD = 12  # numbers before the array: kind, the two roles, how many words, six words, the length of the array
+    HEAD = 12  # numbers before the array: kind, two roles, length of the header, six numbers of it, length of the array
 
     def __init__(self, communicator, places: dict, dtype: np.dtype, kinds: tuple[str, ...], limit: float = LIMIT):
         from mpi4py import MPI
@@ -96,29 +96,29 @@ class MPIPost:
         self.places, self.dtype, self.kinds, self.limit = places, np.dtype(dtype), kinds, limit
         self.roles = list(places)
         self.numbers = {role: i for i, role in enumerate(self.roles)}
-        self.here: deque[Letter] = deque()
-        self.flying: deque = deque()  # (request, buffer) of letters that may still be read from
+        self.here: deque[Message] = deque()
+        self.flying: deque = deque()  # (request, buffer) of messages that may still be read from
         self.turn = 0
 
-    def send(self, letter: Letter) -> None:
-        place = self.places[letter.receiver]
+    def send(self, message: Message) -> None:
+        place = self.places[message.receiver]
         if place == self.comm.rank:
-            array = None if letter.array is None else letter.array.copy()
-            self.here.append(letter._replace(array=array))
+            array = None if message.array is None else message.array.copy()
+            self.here.append(message._replace(array=array))
             return
         head = np.zeros(self.HEAD)
-        roles = self.numbers[letter.sender], self.numbers[letter.receiver]
-        head[:4] = self.kinds.index(letter.kind), *roles, len(letter.words)
-        head[4 : 4 + len(letter.words)] = letter.words
-        head[-1] = -1 if letter.array is None else len(letter.array)
-        body = [] if letter.array is None else [letter.array.view(np.uint8)]
+        roles = self.numbers[message.sender], self.numbers[message.receiver]
+        head[:4] = self.kinds.index(message.kind), *roles, len(message.header)
+        head[4 : 4 + len(message.header)] = message.header
+        head[-1] = -1 if message.array is None else len(message.array)
+        body = [] if message.array is None else [message.array.view(np.uint8)]
         buffer = np.concatenate([head.view(np.uint8), *body])
         self.flying.append((self.comm.Isend(buffer, place), buffer))
         while self.flying and self.flying[0][0].Test():
             self.flying.popleft()
 
-    def receive(self) -> Letter:
-        """The next letter, in turn of the ranks.
+    def receive(self) -> Message:
+        """The next message, in turn of the ranks.
 
         Raises
         ------
@@ -132,7 +132,7 @@ class MPIPost:
 
     def _who(self) -> str:
         mine = ", ".join(f"{kind} {i}" for (kind, i), rank in self.places.items() if rank == self.comm.rank)
-        return f"rank {self.comm.rank} ({mine}) waits for a letter from any rank"
+        return f"rank {self.comm.rank} ({mine}) waits for a message from any rank"
 
     def _look(self) -> bool:
         """Take what one of the ranks has sent; whether one has."""
@@ -147,15 +147,15 @@ class MPIPost:
                 return True
         return False
 
-    def _read(self, buffer: np.ndarray) -> Letter:
+    def _read(self, buffer: np.ndarray) -> Message:
         head = buffer[: 8 * self.HEAD].view(np.float64)
-        kind, sender, receiver, words = (int(value) for value in head[:4])
+        kind, sender, receiver, header = (int(value) for value in head[:4])
         array = None if head[-1] < 0 else buffer[8 * self.HEAD :].view(self.dtype)
-        words = tuple(head[4 : 4 + words].tolist())
-        return Letter(self.kinds[kind], self.roles[sender], self.roles[receiver], words, array)
+        header = tuple(head[4 : 4 + header].tolist())
+        return Message(self.kinds[kind], self.roles[sender], self.roles[receiver], header, array)
 
     def close(self) -> None:
-        """Let the last letters go out, and free the communicator (collective)."""
+        """Let the last messages go out, and free the communicator (collective)."""
         for request, _ in self.flying:
             request.Wait()
         self.flying.clear()

@@ -25,7 +25,7 @@ from collections.abc import Callable
 import numpy as np
 
 from nn.optim.lbfgs import Vectors
-from parallel.sync.commanded.post import Letter
+from parallel.sync.coordinator.mailbox import Message
 from parallel.sync.fixed_tree import Node, siblings
 
 COORDINATOR = ("coordinator", 0)
@@ -49,52 +49,52 @@ class Shard:
     vectors : Vectors
         Of this slice: "w" and "g" at least.
     names : list of str
-        Of all vectors, as letters number them.
+        Of all vectors, as messages number them.
     replicas : int
-    post : where letters are sent
+    mailbox : where messages are sent
     """
 
-    def __init__(self, number: int, vectors: Vectors, names: list[str], replicas: int, post):
-        self.role, self.vectors, self.names, self.post = ("shard", number), vectors, names, post
+    def __init__(self, number: int, vectors: Vectors, names: list[str], replicas: int, mailbox):
+        self.role, self.vectors, self.names, self.mailbox = ("shard", number), vectors, names, mailbox
         self.open = self.evaluation = 0  # whether chunks are missing, and of which evaluation
         self.replicas, self.late = replicas, []  # pulls that have come before what they ask for
         self.done = False
 
     def begin(self) -> None:
-        """A search begins: with it, letters are to be answered again."""
+        """A search begins: with it, messages are to be answered again."""
         self.left, self.done = 1 + self.replicas, False
 
-    def handle(self, letter: Letter) -> None:
-        """Do what a letter says."""
-        kind, words = letter.kind, letter.words
+    def handle(self, message: Message) -> None:
+        """Do what a message says."""
+        kind, header = message.kind, message.header
         match kind:
             case "dot":
-                a, b = self._vectors(words)
+                a, b = self._vectors(header)
                 self._tell(COORDINATOR, "product", (self.vectors.dot(a, b),))
             case "copy":
-                self.vectors.copy(*self._vectors(words))
+                self.vectors.copy(*self._vectors(header))
             case "scale":
-                self.vectors.scale(*self._vectors(words[:1]), words[1])
+                self.vectors.scale(*self._vectors(header[:1]), header[1])
             case "axpy":
-                to, x = self._vectors(words[:2])
-                self.vectors.axpy(to, words[2], x)
+                to, x = self._vectors(header[:2])
+                self.vectors.axpy(to, header[2], x)
             case "begin":
-                self._begin(*map(int, words))
+                self._begin(*map(int, header))
             case "pull":
-                self._pull(letter)
+                self._pull(message)
             case "push":
-                self._push(*map(int, words), letter.array)
+                self._push(*map(int, header), message.array)
             case "stop" | "bye":
                 if kind == "bye":  # a replica asks for nothing more: so it gets nothing more
-                    self._tell(letter.sender, "bye")
+                    self._tell(message.sender, "bye")
                 self.left -= 1
                 self.done = not self.left
 
     def _vectors(self, numbers) -> list[str]:
         return [self.names[int(i)] for i in numbers]
 
-    def _tell(self, receiver, kind: str, words=(), array=None) -> None:
-        self.post.send(Letter(kind, self.role, receiver, words, array))
+    def _tell(self, receiver, kind: str, header=(), array=None) -> None:
+        self.mailbox.send(Message(kind, self.role, receiver, header, array))
 
     def _begin(self, evaluation: int, chunks: int) -> None:
         self.evaluation, self.open = evaluation, True
@@ -104,16 +104,16 @@ class Shard:
         self.sums: dict[Node, np.ndarray] = {}
         self.seen: set[int] = set()
         late, self.late = self.late, []
-        for letter in late:
-            self._pull(letter)
+        for message in late:
+            self._pull(message)
 
-    def _pull(self, letter: Letter) -> None:
+    def _pull(self, message: Message) -> None:
         """Answer with the parameters, if they are those that the replica means."""
-        asked = int(letter.words[0])
+        asked = int(message.header[0])
         if asked > self.evaluation:  # by who has heard of an evaluation before this shard has
-            self.late.append(letter)
+            self.late.append(message)
         elif self.open and asked == self.evaluation:  # else all has been computed without that replica
-            self._tell(letter.sender, "slice", letter.words, self.vectors.arrays["w"])
+            self._tell(message.sender, "slice", message.header, self.vectors.arrays["w"])
 
     def _push(self, evaluation: int, chunk: int, gradient: np.ndarray) -> None:
         """Add a chunk's gradient, unless it has been added; with its neighbour, once that is here too."""
@@ -147,12 +147,14 @@ class Replica:
         Of all parameters; what `compute` reads and writes.
     compute : callable (chunk) -> float
         The loss of a chunk of the batch; its gradient goes into `gradients`.
-    post : where letters are sent
+    mailbox : where messages are sent
 
     """
 
-    def __init__(self, number: int, slices: list[slice], parameters, gradients, compute: Callable[[int], float], post):
-        self.role, self.slices, self.post = ("replica", number), slices, post
+    def __init__(
+        self, number: int, slices: list[slice], parameters, gradients, compute: Callable[[int], float], mailbox
+    ):
+        self.role, self.slices, self.mailbox = ("replica", number), slices, mailbox
         self.parameters, self.gradients, self.compute = parameters, gradients, compute
         self.wanted = -1  # the evaluation whose parameters are asked for
         self.done = False
@@ -161,20 +163,20 @@ class Replica:
         """A search begins."""
         self.left, self.done = len(self.slices), False
 
-    def handle(self, letter: Letter) -> None:
-        """Do what a letter says."""
-        match letter.kind:
+    def handle(self, message: Message) -> None:
+        """Do what a message says."""
+        match message.kind:
             case "start":  # the parameters of an evaluation are to be pulled
-                self.wanted, self.missing = int(letter.words[0]), len(self.slices)
+                self.wanted, self.missing = int(message.header[0]), len(self.slices)
                 for i in range(len(self.slices)):
-                    self._tell(("shard", i), "pull", letter.words)
-            case "slice" if letter.words[0] == self.wanted:
-                self.parameters[self.slices[letter.sender[1]]] = letter.array
+                    self._tell(("shard", i), "pull", message.header)
+            case "slice" if message.header[0] == self.wanted:
+                self.parameters[self.slices[message.sender[1]]] = message.array
                 self.missing -= 1
                 if not self.missing:
-                    self._tell(COORDINATOR, "idle", letter.words)
+                    self._tell(COORDINATOR, "idle", message.header)
             case "chunk":
-                evaluation, chunk = letter.words
+                evaluation, chunk = message.header
                 loss = self.compute(int(chunk))
                 for i, share in enumerate(self.slices):
                     self._tell(("shard", i), "push", (evaluation, chunk), self.gradients[share])
@@ -187,8 +189,8 @@ class Replica:
                 self.left -= 1
                 self.done = not self.left
 
-    def _tell(self, receiver, kind: str, words=(), array=None) -> None:
-        self.post.send(Letter(kind, self.role, receiver, words, array))
+    def _tell(self, receiver, kind: str, header=(), array=None) -> None:
+        self.mailbox.send(Message(kind, self.role, receiver, header, array))
 
 
 class Coordinator:
@@ -199,9 +201,9 @@ class Coordinator:
     names : list of str
         Of all vectors.
     shards, replicas : int
-    post : where letters are sent
+    mailbox : where messages are sent
     pump : callable ()
-        Waits for one letter and hands it to the role that it is for.
+        Waits for one message and hands it to the role that it is for.
 
     Attributes
     ----------
@@ -215,9 +217,9 @@ class Coordinator:
 
     role = COORDINATOR
 
-    def __init__(self, names: list[str], shards: int, replicas: int, post, pump: Callable[[], None]):
+    def __init__(self, names: list[str], shards: int, replicas: int, mailbox, pump: Callable[[], None]):
         self.numbers = {name: float(i) for i, name in enumerate(names)}
-        self.shards, self.replicas, self.post, self.pump = shards, replicas, post, pump
+        self.shards, self.replicas, self.mailbox, self.pump = shards, replicas, mailbox, pump
         self.evaluations = self.dealt = self.backups = 0
         self.chunks = 0  # of a batch
         self.current = False
@@ -276,20 +278,20 @@ class Coordinator:
         self._tell_shards("begin", (self.evaluations, self.chunks))
         self._tell_replicas("start", (self.evaluations,))
 
-    def handle(self, letter: Letter) -> None:
+    def handle(self, message: Message) -> None:
         """Take what shards and replicas answer."""
-        words, replica = letter.words, letter.sender[1]
-        match letter.kind:
+        header, replica = message.header, message.sender[1]
+        match message.kind:
             case "product":
-                self.products.append(words[0])
+                self.products.append(header[0])
             case "summed":
                 self.summed += 1
-            case "idle" if words[0] == self.evaluations:
+            case "idle" if header[0] == self.evaluations:
                 self.pulled.add(replica)
                 self._deal(replica)
-            case "computed" if words[0] == self.evaluations:
-                self.losses.setdefault(int(words[1]), words[2])
-                self.out.pop(int(words[1]), None)
+            case "computed" if header[0] == self.evaluations:
+                self.losses.setdefault(int(header[1]), header[2])
+                self.out.pop(int(header[1]), None)
                 self._deal(replica)
             case "bye":
                 self.left -= 1
@@ -306,19 +308,19 @@ class Coordinator:
             self.out[chunk].append(replica)
             self.backups += 1
         self.dealt += 1
-        self.post.send(Letter("chunk", self.role, ("replica", replica), (self.evaluations, chunk)))
+        self.mailbox.send(Message("chunk", self.role, ("replica", replica), (self.evaluations, chunk)))
 
     def stop(self) -> None:
-        """End a search: return when all letters of the replicas are here."""
+        """End a search: return when all messages of the replicas are here."""
         self._tell_replicas("stop")
         self._tell_shards("stop")
         while self.left:
             self.pump()
 
-    def _tell_shards(self, kind: str, words=()) -> None:
+    def _tell_shards(self, kind: str, header=()) -> None:
         for i in range(self.shards):
-            self.post.send(Letter(kind, self.role, ("shard", i), words))
+            self.mailbox.send(Message(kind, self.role, ("shard", i), header))
 
-    def _tell_replicas(self, kind: str, words=()) -> None:
+    def _tell_replicas(self, kind: str, header=()) -> None:
         for i in range(self.replicas):
-            self.post.send(Letter(kind, self.role, ("replica", i), words))
+            self.mailbox.send(Message(kind, self.role, ("replica", i), header))

@@ -11,8 +11,8 @@ from nn.optim.lbfgs import Vectors
 from parallel.state import placed
 from parallel.state.placed import PlacedArray, Range
 from parallel.sync.base import GradientSync
-from parallel.sync.commanded.post import LIMIT, Letter, LocalPost, MPIPost
-from parallel.sync.commanded.roles import COORDINATOR, KINDS, Coordinator, Replica, Shard
+from parallel.sync.coordinator.mailbox import LIMIT, LocalMailbox, Mailbox, Message
+from parallel.sync.coordinator.roles import COORDINATOR, KINDS, Coordinator, Replica, Shard
 from parallel.sync.push_pull import roles, server_slices
 
 WORKING = ("d", "w0", "g0")  # vectors that a search needs beside those that last
@@ -35,7 +35,7 @@ def parts(size: int, servers: int, place: str) -> tuple[list[int], list[int]]:
     return [rank + 1 for rank in replicas], [rank + 1 for rank in shards]
 
 
-class Commanded(GradientSync):
+class Coordinated(GradientSync):
     """A shard has a slice of every vector, a replica a copy of the parameters, the coordinator neither.
 
     Parameters
@@ -45,7 +45,7 @@ class Commanded(GradientSync):
     servers, place
         As for push_pull.roles, among the ranks beside the coordinator.
     limit : float
-        Seconds that a rank waits for a letter.
+        Seconds that a rank waits for a message.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class Commanded(GradientSync):
         layout.initialize(first, self.seed)
         if mesh.communicator:
             mesh.communicator.Bcast(first, root=0)
-        self.post = self._post()
+        self.mailbox = self._mailbox()
         self.roles, self.slots = {}, {}
         for number, (rank, share) in enumerate(zip(self.hosts, self.slices, strict=True)):
             if rank == mesh.rank:
@@ -80,27 +80,27 @@ class Commanded(GradientSync):
             self.parameters, self.gradients = first, layout.zeros(self.dtype)
             self.p, self.g = layout.views(self.parameters), layout.views(self.gradients)
             number, both = self.workers.index(mesh.rank), (self.parameters, self.gradients)
-            self.roles["replica", number] = Replica(number, self.slices, *both, self._compute, self.post)
+            self.roles["replica", number] = Replica(number, self.slices, *both, self._compute, self.mailbox)
         self.algorithm = None
         if mesh.rank == 0:
             sizes = count, len(self.workers)
-            self.roles[COORDINATOR] = self.coordinator = Coordinator(self.names, *sizes, self.post, self.pump)
+            self.roles[COORDINATOR] = self.coordinator = Coordinator(self.names, *sizes, self.mailbox, self.pump)
             self.algorithm = self.optimizer.algorithm(self.coordinator, self.coordinator.evaluate)
             self.scalars = self.algorithm.state()  # what the coordinator keeps, for the state
 
-    def _post(self):
+    def _mailbox(self):
         if self.mesh.size == 1:
-            return LocalPost()
+            return LocalMailbox()
         places = {COORDINATOR: 0}
         places |= {("shard", j): rank for j, rank in enumerate(self.hosts)}
         places |= {("replica", i): rank for i, rank in enumerate(self.workers)}
-        return MPIPost(self.mesh.communicator, places, self.dtype, KINDS, self.limit)
+        return Mailbox(self.mesh.communicator, places, self.dtype, KINDS, self.limit)
 
     def _shard(self, number: int, w: np.ndarray) -> Shard:
         vectors = Vectors(w, np.zeros_like(w))
         for name in self.names:
             vectors.arrays.setdefault(name, np.zeros_like(w))
-        return Shard(number, vectors, self.names, len(self.workers), self.post)
+        return Shard(number, vectors, self.names, len(self.workers), self.mailbox)
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -148,13 +148,13 @@ class Commanded(GradientSync):
         return [loss, algorithm.done]
 
     def pump(self) -> None:
-        """Wait for one letter, and let the role that it is for do what it says."""
-        letter = self.receive()
-        self.roles[letter.receiver].handle(letter)
+        """Wait for one message, and let the role that it is for do what it says."""
+        message = self.receive()
+        self.roles[message.receiver].handle(message)
 
-    def receive(self) -> Letter:
-        """The next letter for a role of this rank."""
-        return self.post.receive()
+    def receive(self) -> Message:
+        """The next message for a role of this rank."""
+        return self.mailbox.receive()
 
     def _compute(self, chunk: int) -> float:
         return self.compute(chunk)
@@ -192,4 +192,4 @@ class Commanded(GradientSync):
         return f"a coordinator, {replicas} replica{'s' * (replicas > 1)}, {shards} shard{'s' * (shards > 1)} {place}"
 
     def close(self):
-        self.post.close()
+        self.mailbox.close()
