@@ -56,7 +56,8 @@ def gradient_sync(
     shards : int
         Virtual shards of the pass; 0 for none.
     node_memory, overlap, bucket, first_bucket, limit, survives
-        As for DistributedDataParallel.
+        As for DistributedDataParallel. A pass whose gradients are not those of its samples, as a pipeline's, needs
+        node_memory="off".
     unit_bytes, offload, prefetch
         As for FullyShardedDataParallel.
 
@@ -69,6 +70,8 @@ def gradient_sync(
     check_bucketing(**buckets)
     if node_memory not in NODE_MEMORY:
         raise ValueError(f"node_memory {node_memory!r}: expected one of {', '.join(NODE_MEMORY)}")
+    if stage not in (0, 1, 2, 3):
+        raise ValueError(f"ZeRO has the stages 1, 2 and 3, or 0 for nothing in shards; given {stage!r}")
     if compressor and shards:
         raise ValueError(
             f"{compressor!r} does not work with virtual shards: what a rank leaves out depends on how many there are"
@@ -82,7 +85,7 @@ def gradient_sync(
     if stage:
         if compressor and (compressor.memories or compressor.no_messages):
             raise ValueError(f"{compressor!r} does not work with shards: {NOT_COMPRESSED_IN_SHARDS}")
-        readable = not in_parts and len(set(nodes)) == 1  # whether ranks can read each other's memory
+        readable = not in_parts and node_memory != "off" and len(set(nodes)) == 1  # each other's memory
         return Sharded(stage, unit_bytes, offload, readable, prefetch, compressor)
     if compressor:
         return Compressed(compressor)

@@ -78,7 +78,8 @@ def TensorParallel(
     from parallel.trainer import DistributedTrainer
 
     mesh = Mesh(communicator, context=context, tensor=tensor or communicator.size // context)
-    sync = gradient_sync(mesh, stage, compressor, unit_bytes=unit_bytes, prefetch=prefetch, **(bucketing or {}))
+    units = {"unit_bytes": unit_bytes, "prefetch": prefetch}
+    sync = gradient_sync(mesh, stage, compressor, node_memory="off", **units, **(bucketing or {}))
     pass_ = SharedPass(loss, way, SequenceParts(attention))
     return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, "TensorParallel")
 

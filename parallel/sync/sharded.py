@@ -57,8 +57,6 @@ class Sharded(GradientSync):
     def __init__(
         self, stage: int, unit_bytes: int, offload, together: bool, prefetch=None, compressor: Compressor | None = None
     ):
-        if stage not in (1, 2, 3):
-            raise ValueError(f"ZeRO has the stages 1, 2 and 3, or 0 for nothing in shards; given {stage!r}")
         self.stage, self.unit_bytes, self.offload, self.together = stage, unit_bytes, offload, together
         self.prefetch = (0 if together else 1) if prefetch is None else prefetch
         self.compressor = compressor

@@ -107,7 +107,7 @@ def Pipeline(
         raise ValueError("schedule: pipedream updates after each micro-batch, and has no flush: use parallel.PipeDream")
     stages = max(1, communicator.size // (data * context * tensor))
     mesh = Mesh(communicator, data=data, pipeline=stages, context=context, tensor=tensor)
-    sync = gradient_sync(mesh, int(zero1), compressor, unit_bytes=unit_bytes, **(bucketing or {}))
+    sync = gradient_sync(mesh, int(zero1), compressor, node_memory="off", unit_bytes=unit_bytes, **(bucketing or {}))
     if compressor:
         refuse_ties(place(network, mesh.sizes["pipeline"], schedule, micro_batches, cuts, **options))
     positions = SequenceParts(attention)
