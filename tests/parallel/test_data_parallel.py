@@ -139,7 +139,7 @@ def test_a_bucket_leaves_for_other_nodes_when_all_ranks_here_have_finished_it(co
         comm.Barrier()
 
     for early in False, True:
-        sums.begin(0, 2, 8, 2)
+        sums.begin_step(0, 2, 8, 2)
         sums.gradients[:], sums.vector[size:] = gradients * 10**comm.rank, comm.rank
         if early:  # the control
             sums.window.flags.read_all = lambda word: [10**9] * sums.count
@@ -153,10 +153,10 @@ def test_a_bucket_leaves_for_other_nodes_when_all_ranks_here_have_finished_it(co
             assert buckets.launched == 0, "the second rank has finished nothing"
             say(size, half)
             assert 0 < buckets.launched < len(buckets.stops) and (sums.window.rank == 0 or buckets.launched == 1)
-            sums.tell(comm.rank, 8)
+            sums.set_loss(comm.rank, 8)
             say(size, size)
             assert buckets.launched == len(buckets.stops), "all has left before the end"
-            sums.sum()
+            sums.finish_step()
             assert sums.summed.result()[:2] == (0 + 1 + 2 + 3, True)
         if early:
             buckets.sum()
