@@ -1,13 +1,14 @@
 """Losses: how wrong a batch of outputs is, and which way it should move.
 
-    value, gz = loss(z, target, total, ctx)
+    value, gz = loss(z, target, total_weight, ctx)
 
 z is the network's output for this batch; its last axis holds the outputs of one **row**: one row a sample in (N, D),
-one a position in (N, T, V). `value` is the sum of the rows' losses over `total`, `gz` its gradient with respect to z.
+one a position in (N, T, V). `value` is the sum of the rows' losses over `total_weight`, `gz` its gradient with respect
+to z.
 
-`total` is what the caller says: for the mean over the **global** batch, the number of rows of that whole batch,
-wherever they are, or their total weight (`Loss.weighted`). Then sums over micro-batches or shards, uneven ones
-included, need no correction.
+`total_weight` is what the caller says: for the mean over the **global** batch, the weight of all its rows, wherever
+they are. A row weighs 1, unless the loss says otherwise (`Loss.weighted`, `weight`). Then sums over micro-batches or
+shards, uneven ones included, need no correction.
 
 Values and gradients have the dtype of z. Each loss is a handful of NumPy calls: for a batch of ten they cost more than
 the arithmetic. Sources: Nielsen 2015 (quadratic), Bridle 1990 (softmax), Huber 1964, Szegedy et al. 2016 (smoothing).
@@ -37,7 +38,7 @@ class Loss(Configured):
     metric : Metric
         What evaluation measures beside the loss, where it can: the share of outputs that are right.
     weighted : bool
-        Whether rows count differently in the mean. If so, `count(target)` is the weight of some, and
+        Whether rows count differently in the mean. If so, `weight(target)` is that of some, and
         the mean divides by the weight of the whole batch.
     targets : {"classes", "values", ""}
         What targets must be; "" where either will do.
@@ -50,8 +51,10 @@ class Loss(Configured):
     targets = ""
     ignore_index: int | None = None
 
-    def __call__(self, z: np.ndarray, target: np.ndarray, total: float, ctx: LayerContext) -> tuple[float, np.ndarray]:
-        """(sum of the rows' losses / total, its gradient with respect to z in an array of its own).
+    def __call__(
+        self, z: np.ndarray, target: np.ndarray, total_weight: float, ctx: LayerContext
+    ) -> tuple[float, np.ndarray]:
+        """(sum of the rows' losses / total_weight, its gradient with respect to z in an array of its own).
 
         Raises
         ------
@@ -77,7 +80,7 @@ class QuadraticLoss(Loss):
     Integer targets of shape (N,) stand for one-hot rows.
     """
 
-    def __call__(self, z, target, total, ctx):
+    def __call__(self, z, target, total_weight, ctx):
         gz = ctx.empty(z.shape, z.dtype)
         check_array(target)
         if target.ndim == z.ndim - 1 and target.dtype.kind in "iu":
@@ -88,8 +91,8 @@ class QuadraticLoss(Loss):
             _difference(z, target, gz)
         flat = gz.reshape(-1)
         value = _checked(0.5 * float(flat @ flat), target)
-        gz *= 1 / total
-        return value / total, gz
+        gz *= 1 / total_weight
+        return value / total_weight, gz
 
 
 @register("loss", "mse")
@@ -98,13 +101,13 @@ class MSELoss(Loss):
 
     targets = "values"
 
-    def __call__(self, z, target, total, ctx):
+    def __call__(self, z, target, total_weight, ctx):
         gz = _difference(z, target, ctx.empty(z.shape, z.dtype))
         flat = gz.reshape(-1)
         value = _checked(float(flat @ flat), target)
-        total = total * z.shape[-1]
-        gz *= 2 / total
-        return value / total, gz
+        entries = total_weight * z.shape[-1]
+        gz *= 2 / entries
+        return value / entries, gz
 
 
 @register("loss", "mae")
@@ -113,13 +116,13 @@ class MAELoss(Loss):
 
     targets = "values"
 
-    def __call__(self, z, target, total, ctx):
+    def __call__(self, z, target, total_weight, ctx):
         gz = _difference(z, target, ctx.empty(z.shape, z.dtype))
         value = _checked(float(np.abs(gz, out=ctx.workspace("loss", z.shape, z.dtype)).sum()), target)
         np.sign(gz, out=gz)
-        total = total * z.shape[-1]
-        gz *= 1 / total
-        return value / total, gz
+        entries = total_weight * z.shape[-1]
+        gz *= 1 / entries
+        return value / entries, gz
 
 
 @register("loss", "huber")
@@ -136,14 +139,14 @@ class HuberLoss(Loss):
     def __init__(self, delta: float = 1.0):
         self.delta = delta
 
-    def __call__(self, z, target, total, ctx):
+    def __call__(self, z, target, total_weight, ctx):
         d = _difference(z, target, ctx.workspace("loss", z.shape, z.dtype))
         gz = np.clip(d, -self.delta, self.delta, out=ctx.empty(z.shape, z.dtype))
         flat = gz.reshape(-1)
         value = _checked(float(flat @ d.reshape(-1)) - 0.5 * float(flat @ flat), target)
-        total = total * z.shape[-1]
-        gz *= 1 / total
-        return value / total, gz
+        entries = total_weight * z.shape[-1]
+        gz *= 1 / entries
+        return value / entries, gz
 
 
 @register("loss", "bce")
@@ -157,7 +160,7 @@ class BCEWithLogitsLoss(Loss):
     metric = BinaryAccuracy()
     targets = "values"
 
-    def __call__(self, z, target, total, ctx):
+    def __call__(self, z, target, total_weight, ctx):
         check_same(z, target)
         if target.size and not (target.min() >= 0 and target.max() <= 1):
             refuse(target, ~((target >= 0) & (target <= 1)), "must be between 0 and 1")
@@ -175,9 +178,9 @@ class BCEWithLogitsLoss(Loss):
         gz *= 0.5
         gz += 0.5
         gz -= target
-        total = total * z.shape[-1]
-        gz *= 1 / total
-        return value / total, gz
+        entries = total_weight * z.shape[-1]
+        gz *= 1 / entries
+        return value / entries, gz
 
 
 def _class_weights(what: str, value) -> np.ndarray:
@@ -201,8 +204,8 @@ class NLLLoss(Loss):
     Notes
     -----
     With either, the mean divides by the **weights** of the rows that are not ignored, as PyTorch's reduction="mean"
-    does: `total` is then the sum of `count(target)` over the global batch. `nn.fit` and `nn.evaluate` see to it; with
-    `trainer.step` on a shard it is the argument `total_weight`.
+    does: `total_weight` is then the sum of `weight(target)` over the global batch. `nn.fit` and `nn.evaluate` see to
+    it; with `trainer.step` on a shard it is the argument of that name.
     """
 
     targets = "classes"
@@ -211,21 +214,21 @@ class NLLLoss(Loss):
     def __init__(self, class_weights: np.ndarray | None = None, *, ignore_index: int | None = None):
         self.class_weights, self.ignore_index = class_weights, ignore_index
 
-    def __call__(self, z, target, total, ctx):
+    def __call__(self, z, target, total_weight, ctx):
         labels = self.check(z, target)
         gz = ctx.empty(z.shape, z.dtype)
         gz[...] = 0
-        labels, _, weights = self.weights(labels, z.dtype)
+        labels, _, weights = self.row_weights(labels, z.dtype)
         at = _positions(labels, z.shape[-1])
         value = -float(weights @ z.reshape(-1)[at])
-        gz.reshape(-1)[at] = weights * (-1 / total)
-        return value / total, gz
+        gz.reshape(-1)[at] = weights * (-1 / total_weight)
+        return value / total_weight, gz
 
     @property
     def weighted(self) -> bool:
         return self.class_weights is not None or self.ignore_index is not None
 
-    def count(self, target: np.ndarray) -> float:
+    def weight(self, target: np.ndarray) -> float:
         """Return the weight of these targets: the sum of the class weights of all rows that are not ignored.
 
         Raises
@@ -239,7 +242,7 @@ class NLLLoss(Loss):
             bad &= target != self.ignore_index
         if bad.any():
             refuse(target, bad, f"is out of range: there are {known} class weights, 0 to {known - 1}")
-        return float(self.weights(labels, np.float64)[2].sum())
+        return float(self.row_weights(labels, np.float64)[2].sum())
 
     def kept(self, target):
         return None if self.ignore_index is None else target != self.ignore_index
@@ -258,7 +261,7 @@ class NLLLoss(Loss):
             )
         return target.reshape(-1)
 
-    def weights(self, labels: np.ndarray, dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def row_weights(self, labels: np.ndarray, dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(labels with ignored rows at class 0, 1 or 0 for rows kept or ignored, that times the class weight)."""
         kept = np.ones(len(labels), dtype)
         if self.ignore_index is not None:
@@ -296,24 +299,24 @@ class CrossEntropyLoss(NLLLoss):
         super().__init__(class_weights, ignore_index=ignore_index)
         self.label_smoothing = label_smoothing
 
-    def __call__(self, z, target, total, ctx):
+    def __call__(self, z, target, total_weight, ctx):
         labels = self.check(z, target)
         gz = ctx.empty(z.shape, z.dtype)
         rows, prob = z.reshape(-1, z.shape[-1]), gz.reshape(-1, z.shape[-1])
         np.subtract(rows, row_maxima(rows), out=prob)
         if self.label_smoothing or self.class_weights is not None or self.ignore_index is not None:
-            return self._general(prob, labels, total) / total, gz
+            return self._general(prob, labels, total_weight) / total_weight, gz
         flat, at = gz.reshape(-1), _positions(labels, z.shape[-1])
         value = -float(np.add.reduce(flat[at]))
         np.exp(prob, out=prob)
         norm = prob.dot(ctx.ones(z.shape[-1], z.dtype))
         value += float(np.add.reduce(np.log(norm)))
-        norm *= total
+        norm *= total_weight
         prob /= norm[:, None]
-        flat[at] -= 1 / total
-        return value / total, gz
+        flat[at] -= 1 / total_weight
+        return value / total_weight, gz
 
-    def _general(self, prob: np.ndarray, labels: np.ndarray, total: float) -> float:
+    def _general(self, prob: np.ndarray, labels: np.ndarray, total_weight: float) -> float:
         """The sum for target distributions q[c] = w[c] ((1-e) onehot[c] + e/V); prob is z - max(z), then the gradient.
 
         A row's loss is -q . log softmax(z), its gradient |q| softmax(z) - q, with |q| the sum of q.
@@ -322,7 +325,7 @@ class CrossEntropyLoss(NLLLoss):
         spread = np.full(classes, smoothing / classes, prob.dtype)  # e/V w: what every row has
         if self.class_weights is not None:
             spread *= self.class_weights
-        labels, kept, own = self.weights(labels, prob.dtype)
+        labels, kept, own = self.row_weights(labels, prob.dtype)
         own = own * (1 - smoothing)  # (1-e) w[target]: what it has more at its target
         flat, at = prob.reshape(-1), _positions(labels, classes)
         value = -float(own @ flat[at]) - (float(kept @ (prob @ spread)) if smoothing else 0.0)
@@ -330,12 +333,12 @@ class CrossEntropyLoss(NLLLoss):
         norm = np.add.reduce(prob, axis=1)
         weight = own + kept * spread.sum()  # |q|
         value += float(weight @ np.log(norm))
-        norm *= total
+        norm *= total_weight
         prob *= (weight / norm)[:, None]
         if smoothing:
-            prob -= spread / total
+            prob -= spread / total_weight
             prob[kept == 0] = 0
-        flat[at] -= own / total
+        flat[at] -= own / total_weight
         return value
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from nn.core.context import Group
 from nn.core.memory_pool import MemoryPool
-from nn.registry import registered
 
 
 class ReplicaError(RuntimeError):
@@ -52,12 +51,6 @@ class Ranks(Group):
 
 
 AXES = ("data", "pipeline", "context", "tensor", "space", "branch")
-registered("group").update(  # beside "data": what the ranks share that a layer may ask for by ctx.group
-    tensor="a layer's arrays",
-    space="the rows of images",
-    branch="a network's branches",
-    context="the positions of sequences",
-)
 
 
 def sizes(

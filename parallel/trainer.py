@@ -249,7 +249,7 @@ class DistributedTrainer(RunTrainer):
         if len({each for each in weights if each is not None}) > 1:
             listed = ", ".join(f"{each} on rank {rank}" for rank, each in enumerate(weights))
             raise ValueError(
-                f"step {self.steps}: total_weight differs: {listed}; it is the sum of loss.count(y) over the global "
+                f"step {self.steps}: total_weight differs: {listed}; it is the sum of loss.weight(y) over the global "
                 "batch, the same on all ranks"
             )
         return weight

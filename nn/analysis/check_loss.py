@@ -21,7 +21,7 @@ BOUND, NEAR, SAMPLES = 1e-6, 1e-10, 6
 
 
 def check_loss(loss: Loss, out_shape: Shape, target: np.ndarray | None = None, seed: int = 0) -> None:
-    """Check a loss: its gradient, `total`, dtypes, memory, batches without samples, sequences, NaN.
+    """Check a loss: its gradient, `total_weight`, dtypes, memory, batches without samples, sequences, NaN.
 
     Parameters
     ----------
@@ -105,12 +105,12 @@ def _check_returns(loss: Loss, z: np.ndarray, target: np.ndarray) -> None:
 
 
 def _check_total(loss: Loss, z: np.ndarray, target: np.ndarray) -> None:
-    """Value and gradient are divided by `total`, whatever the number of samples here."""
+    """Value and gradient are divided by `total_weight`, whatever the number of samples here."""
     (value, gz), (half, g_half) = (loss(z, target, total, _context()) for total in (len(z), 2 * len(z)))
     for what, whole, part in (("value", value, half), ("gradient", gz, g_half)):
         if not np.allclose(whole, 2 * np.asarray(part), NEAR, NEAR):
             raise AssertionError(
-                f"{loss!r}: the {what} must be divided by `total`, the size of the whole global batch, and not "
+                f"{loss!r}: the {what} must be divided by `total_weight`, the size of the whole global batch, and not "
                 "by the number of samples that it is given"
             )
 

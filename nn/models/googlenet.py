@@ -167,20 +167,20 @@ class AuxiliaryLoss(Loss):
     ignore_index = property(lambda self: self.loss.ignore_index)
     targets = property(lambda self: self.loss.targets)
 
-    def count(self, target):
+    def weight(self, target):
         """As of the loss of one row: each has the same targets."""
-        return self.loss.count(target)
+        return self.loss.weight(target)
 
     def kept(self, target):
         return self.loss.kept(target)
 
-    def __call__(self, z, target, total, ctx):
+    def __call__(self, z, target, total_weight, ctx):
         if z.ndim == 2:  # evaluation
-            return self.loss(z, target, total, ctx)
+            return self.loss(z, target, total_weight, ctx)
         gz, value = ctx.empty(z.shape, z.dtype), 0.0
         for row in range(z.shape[1]):
             weight = self.weight if row else 1.0
-            part, g = self.loss(z[:, row], target, total, ctx)
+            part, g = self.loss(z[:, row], target, total_weight, ctx)
             value += weight * part
             np.multiply(g, weight, gz[:, row])
         return value, gz

@@ -323,7 +323,7 @@ def _total_weight(training: Training, y: np.ndarray, total: int) -> float | None
     loss, train = training.trainer.whole_loss, training.train
     if not loss.weighted or len(y) == total or not hasattr(train, "targets"):
         return None
-    return loss.count(train.targets(training.first_epoch + training.epoch, training.batch))
+    return loss.weight(train.targets(training.first_epoch + training.epoch, training.batch))
 
 
 def evaluate(

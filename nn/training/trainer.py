@@ -296,7 +296,7 @@ class Trainer(Closed):
             Micro-batches into which the shard is cut. They are computed one after the other and their gradients added:
             less memory for activations, the same step.
         total_weight : float or None
-            The sum of `loss.count(y)` over the global batch, by which the mean divides: for a loss whose rows count
+            The sum of `loss.weight(y)` over the global batch, by which the mean divides: for a loss whose rows count
             differently (`ignore_index`, `class_weights`). None: this shard is the whole batch. 0 gives a loss of 0.
 
         Returns
@@ -361,7 +361,7 @@ class Trainer(Closed):
         if not isinstance(accumulate, (int, np.integer)) or accumulate < 1:
             raise ValueError(f"step: accumulate must be a whole number, at least 1, given {accumulate!r:.80}")
         if not isinstance(total, (int, np.integer)):
-            weight = ": a sum of loss.count(y) is the argument total_weight" if isinstance(total, float) else ""
+            weight = ": a sum of loss.weight(y) is the argument total_weight" if isinstance(total, float) else ""
             raise TypeError(f"step: total is the number of samples in the global batch, given {total!r:.80}{weight}")
         if y is None or getattr(y, "ndim", 1) == 0:
             raise TypeError(
@@ -394,12 +394,12 @@ class Trainer(Closed):
             elif len(x):
                 raise ValueError(
                     f"step {self.steps}: the rows of {self.whole_loss!r} count differently, and this shard has "
-                    f"{len(x)} of {total} samples: give total_weight, the sum of loss.count(y) over the global batch"
+                    f"{len(x)} of {total} samples: give total_weight, the sum of loss.weight(y) over the global batch"
                 )
             else:
                 return None
         if not isinstance(total_weight, (int, float, np.number)):
-            raise TypeError(f"step: total_weight is the sum of loss.count(y), given {total_weight!r:.80}")
+            raise TypeError(f"step: total_weight is the sum of loss.weight(y), given {total_weight!r:.80}")
         if not 0 <= total_weight < math.inf:
             raise ValueError(f"step: total_weight must be in [0, inf), given {total_weight}")
         return float(total_weight)
@@ -575,7 +575,7 @@ class Trainer(Closed):
 
     def weight(self, y: np.ndarray) -> float:
         """Return the weight of these targets in a mean of losses: their rows, weighted as the loss says."""
-        return self.whole_loss.count(y) if self.whole_loss.weighted else float(len(y) * self.loss_rows)
+        return self.whole_loss.weight(y) if self.whole_loss.weighted else float(len(y) * self.loss_rows)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Return the sum of an array over all shards: here there is one."""

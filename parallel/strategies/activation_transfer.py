@@ -11,6 +11,14 @@ from collections.abc import Callable
 import numpy as np
 
 from nn.core.context import LayerContext, NetworkContext
+from nn.registry import registered
+
+registered("group").update(  # beside "data": what the ranks share that a layer may ask for by ctx.group
+    tensor="a layer's arrays",
+    space="the rows of images",
+    branch="a network's branches",
+    context="the positions of sequences",
+)
 
 
 def transfer_dtype(context: NetworkContext, dtype) -> np.dtype:

@@ -161,7 +161,7 @@ class Squares(Loss):
 @pytest.mark.parametrize(
     ("mistake", "sentence"),
     [
-        ("own mean", "the value must be divided by `total`"),
+        ("own mean", "the value must be divided by `total_weight`"),
         ("a number for each sample", "the value must be one number"),
         ("only the value", "it must return a pair"),
         ("derivative", "the gradient is not the derivative of the value"),

@@ -200,7 +200,7 @@ def test_the_mean_is_pytorchs(kind):
     assert scores["accuracy"] == np.mean((one.predict(x).argmax(-1) == y)[kept])
     assert trainer(loss, shape=shape).step(x, y) == pytest.approx(theirs, rel=1e-12)
     assert trainer(loss, shape=shape).step(x, y, accumulate=3) == pytest.approx(theirs, rel=1e-12)
-    assert trainer(loss, shape=shape).step(x, y, 16, total_weight=loss.count(y)) == pytest.approx(theirs, rel=1e-12)
+    assert trainer(loss, shape=shape).step(x, y, 16, total_weight=loss.weight(y)) == pytest.approx(theirs, rel=1e-12)
     assert nn.fit(trainer(loss, shape=shape), (x, y), 1, batch=16).history[-1]["loss"] == pytest.approx(
         theirs, rel=1e-12
     )

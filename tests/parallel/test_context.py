@@ -55,7 +55,7 @@ def optimizer():
 
 def train(trainer, length):
     """Make the steps; of a batch that is cut for several groups the weight of all of it is given."""
-    whole = [trainer.whole_loss.count(y) for _, y, _ in batches((0, 1), length)]
+    whole = [trainer.whole_loss.weight(y) for _, y, _ in batches((0, 1), length)]
     return [
         trainer.step(*each, total_weight=weight)
         for each, weight in zip(batches(trainer.shard, length), whole, strict=True)

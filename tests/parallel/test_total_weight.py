@@ -77,7 +77,7 @@ def refuse_wrong_weights(comm, many, data):
 def test_control_rows_of_each_shard_alone_are_another_mean():
     """What dividing by a shard's own weight, or by its rows, would give."""
     data, found = dataset(), []
-    for wrong in (lambda y: loss().count(y), lambda y: loss().count(y[:4]) * 2, len):
+    for wrong in (lambda y: loss().weight(y), lambda y: loss().weight(y[:4]) * 2, len):
         one = nn.Trainer(network(), loss(), nn.SGD(0.3), SEED)
         x, y = data.batch(slice(0, 8), np.float64)
         found.append(one.step(x, y, total_weight=wrong(y)))

@@ -44,7 +44,7 @@ class SplitCrossEntropy(Loss):
         spread = np.full(classes, smoothing / classes, z.dtype)
         if self.loss.class_weights is not None:
             spread *= self.loss.class_weights
-        labels, kept, own = self.loss.weights(labels, z.dtype)
+        labels, kept, own = self.loss.row_weights(labels, z.dtype)
         own = own * (1 - smoothing)
         weight = own + kept * spread.sum()  # |q|
         spread = spread[lo:hi]
