@@ -113,6 +113,18 @@ def fsdp(rank, size, count):
         yield tuple(steps)
 
 
+def ring_attention(rank, size, count):
+    """While a rank attends to some keys, it sends them on, and the next ones come into another buffer."""
+    here, there = "x", "first"
+    for step in range(size):
+        owner = (rank - step) % size
+        steps = [Compute(f"A{owner}", (Slice(here, 0, count),), (Slice("y", owner, owner + 1),), 4.0)]
+        if step < size - 1:
+            steps += [Send((rank + 1) % size, here, 0, count), Recv((rank - 1) % size, there, 0, count)]
+        yield tuple(steps)
+        here, there = there, "first" if there == "second" else "second"
+
+
 def gpipe(rank, size, count):
     """All forward, then all backward; the last first, so that it is kept for the shortest time."""
     order = [("F", i) for i in range(count)] + [("B", i) for i in range(count)]
@@ -178,6 +190,7 @@ ANSWERS = {
     "torus": torus,
     "thin_link": thin_link,
     "fsdp": fsdp,
+    "ring_attention": ring_attention,
     "gpipe": gpipe,
     "one_f_one_b": one_f_one_b,
     "zero_bubble": zero_bubble,

@@ -1,4 +1,4 @@
-"""Puzzles with computation: layers whose parameters are in shards, and pipelines.
+"""Puzzles with computation: pipelines, layers whose parameters are in shards, attention of shared sequences.
 
 A pipeline's stage has three things to do for each micro-batch i: F (forward), then B (backward), or B cut in two: I
 (gradient of its input, for which the stage before waits) and W (gradient of its weights, for which nobody waits).
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from collectives.checking.definitions import Operation, unwritten
-from collectives.checking.simulator import ScheduleError
+from collectives.checking.simulator import ScheduleError, Stats
 from collectives.pricing.networks import Link, Network
 from collectives.puzzles.puzzle import Puzzle
 from collectives.steps import Compute, Recv, Round, Send, Slice
@@ -201,4 +201,61 @@ fsdp = Puzzle(
     ((1, 2), (2, 3), (3, 5)),
     Network.hockney(1.0, 0.0),
     layer,
+)
+
+
+def only_to_the_right(stats: Stats) -> str:
+    """Messages go to the next rank on a ring."""
+    size = len(stats.buffers)
+    for rank, rounds in enumerate(stats.history):
+        for step in (s for steps in rounds for s in steps if isinstance(s, Send)):
+            if step.peer != (rank + 1) % size:
+                return f"rank {rank} sends to rank {step.peer}: only to the next rank on the ring there is a wire"
+    return ""
+
+
+def own_keys(rank: int, size: int, count: int, root: int) -> dict:
+    """Return what each rank has: the keys of its positions in x."""
+    return {"x": [((rank, i),) for i in range(count)], "y": unwritten(size)}
+
+
+def all_seen(rank: int, size: int, count: int, root: int):
+    """Every rank has attended to the keys of all ranks."""
+    return "y", 0, [((f"scores with rank {owner}", owner),) for owner in range(size)]
+
+
+def attend(rank: int, size: int, step: Compute, values: list) -> list:
+    """Attending to a rank's keys needs all of these, and nobody else's."""
+    digits = step.name.removeprefix("A")
+    if step.name[:1] != "A" or not digits.isdecimal() or step.seconds != LAYER:
+        raise ScheduleError(f'rank {rank}: {step}: expected Compute(f"A{{q}}", reads, writes, {LAYER}) of a rank q')
+    owner = int(digits)
+    got = [value for read in values for value in read]
+    want = [((owner, i),) for i in range(len(got))]
+    if [s.hi - s.lo for s in step.writes] != [1]:
+        raise ScheduleError(f"rank {rank}, {step.name} writes {step.writes}: expected one element of y")
+    if got != want or not got:
+        raise ScheduleError(f"rank {rank}, {step.name} reads {got}, expected the keys of rank {owner}: {want}")
+    return [[((f"scores with rank {owner}", owner),)]]
+
+
+ring_attention = Puzzle(
+    "ring attention",
+    """A sequence is cut over four ranks: x holds the keys of this rank's positions, two elements. Each rank has to
+    attend to the keys of every rank q, its own too, wherever they lie by then:
+
+    `Compute(f"A{q}", (Slice(name, 0, count),), (Slice("y", q, q + 1),), 4.0)`
+
+    That takes four units, a message one. Gathering all keys first takes three units more, and keeps eight elements at
+    a time; sending them on when a rank has attended to them leaves it idle meanwhile. Messages go to the next rank on
+    a ring only. A `Compute` and messages may be in the same round, if they write different buffers.""",
+    4,
+    2,
+    Operation(own_keys, all_seen),
+    {"seconds": 16, "live": 4},
+    {"seconds": 16, "live": 4},
+    ((1, 2), (2, 3), (3, 1), (5, 2)),
+    Network.hockney(1.0, 0.0),
+    attend,
+    only_to_the_right,
 )

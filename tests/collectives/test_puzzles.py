@@ -47,6 +47,36 @@ def test_a_ring_through_all_ranks_is_over_the_limit_of_links(name, seconds):
     assert grade.right and grade.over == ["seconds"] and grade.measured["seconds"] == pytest.approx(seconds)
 
 
+def attend(rank, size, owner, here, count):
+    return Compute(f"A{owner}", (Slice(here, 0, count),), (Slice("y", owner, owner + 1),), 4.0)
+
+
+def keys_when_attended(rank, size, count):
+    """A ring that sends keys on when a rank has attended to them."""
+    for step, here in enumerate(["x", "a", "b", "c", "d"][:size]):
+        there = ["a", "b", "c", "d", ""][step]
+        yield (attend(rank, size, (rank - step) % size, here, count),)
+        if step < size - 1:
+            yield Send((rank + 1) % size, here, 0, count), Recv((rank - 1) % size, there, 0, count)
+
+
+def keys_from_whom_they_are(rank, size, count):
+    """All keys straight from their rank."""
+    yield (attend(rank, size, rank, "x", count),)
+    for k in range(1, size):
+        source = (rank - k) % size
+        yield Send((rank + k) % size, "x", 0, count), Recv(source, "a", 0, count)
+        yield (attend(rank, size, source, "a", count),)
+
+
+def test_a_ring_that_does_not_overlap_is_over_the_limit_and_one_over_other_wires_is_refused():
+    grade = puzzles.ring_attention.grade(keys_when_attended)
+    assert grade.right and grade.over == ["seconds"] and grade.measured["seconds"] == 19
+    assert "only to the next rank on the ring there is a wire" in str(
+        puzzles.ring_attention.grade(keys_from_whom_they_are)
+    )
+
+
 @pytest.mark.parametrize("name", ANSWERS)
 def test_doing_nothing_is_wrong_everywhere(name):
     grade = getattr(puzzles, name).grade(nothing)

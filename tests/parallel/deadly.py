@@ -114,7 +114,7 @@ if launcher.inside():
     before(DistributedTrainer, "compute_gradients", lambda trainer: f"step {{trainer.steps}}")
     before(DistributedTrainer, "read", lambda trainer: f"sum of step {{trainer.steps}}")
     before(DistributedTrainer, "update", lambda trainer: f"update of step {{trainer.steps}}")
-    before(DistributedTrainer, "evaluate", lambda trainer: f"evaluation after step {{trainer.steps}}")
+    before(DistributedTrainer, "sum_scores", lambda trainer: f"evaluation after step {{trainer.steps}}")
     before(checkpoints.Checkpoints, "_write_manifest", "checkpoint")
     before(callbacks.RestoreBest, "on_end", "end")
     before(training_run, "leave_network", "result")

@@ -315,6 +315,8 @@ def section(name: str, task: str, answer: str) -> list[str]:
             "rates[min(crossing[fullest])] = shares[fullest]\ngrowing.clear()\n",
             "3 of 4 values",
         ),
+        ("19", "multiply totals", "return top, total1 * np.exp(top1), sums1\n", "values"),
+        ("19", "an early one", "return rank, rank + size\n", "your ranks have"),
         ("17", "neighbours of", "return hosts[::-1]\n", "are possible"),
         ("16", "where the der", "return 0\n", "a positive number of seconds"),
         ("16", "another name", 'disk.write("new", data)\n', "all is done, and the file is still the old one"),

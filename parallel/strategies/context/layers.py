@@ -85,8 +85,9 @@ class ContextLoss(Loss):
     def rows(self, out_shape):
         return self.loss.rows(out_shape)
 
-    def __call__(self, z, target, total, ctx):
-        return self.loss(z, np.take(target, self.positions, axis=1) if ctx.training else target, total, ctx)
+    def __call__(self, z, target, total_weight, ctx):
+        target = np.take(target, self.positions, axis=1) if ctx.training else target
+        return self.loss(z, target, total_weight, ctx)
 
 
 class ContextRotaryPositions(RotaryPositions):
