@@ -175,7 +175,7 @@ def test_bytes_on_the_wire_are_those_of_the_formula(comm, ranks):
     traffic, length = Traffic(Communicator(comm)), 4 * ranks
     many = ContextParallel(network("causal", length), loss(), optimizer(), traffic, SEED, node_memory="off")
     samples = batches(many.shard, length)[0]
-    many.step(*samples, total_weight=many.whole_loss.count(samples[1]))
+    many.step(*samples, total_weight=many.whole_loss.weight(samples[1]))
     keys = len(samples[0]) * 4 * 8 * 8  # of four positions, eight features each
     assert traffic.bytes["run"] == 6 * (ranks - 1) * keys and traffic.calls["run"] == 2
     many.close()
