@@ -1,6 +1,6 @@
 """A neural-network engine in NumPy, whose backprop you can read. It knows nothing of MPI.
 
-Start with nn/core/layer.py (the contract of a layer), nn/core/context.py (what layers are told) and nn/layers/dense.py
+Start with nn/core/layer.py (the contract of a layer), nn/core/context.py (what a layer asks for) and nn/layers/dense.py
 (the four equations of backprop), then nn/training/trainer.py.
 """
 

@@ -36,7 +36,7 @@ class Loss(Configured):
     Attributes
     ----------
     metric : Metric
-        What evaluation measures beside the loss, where it can: the share of outputs that are right.
+        What evaluation measures beside the loss, where it can: the fraction of outputs that are right.
     weighted : bool
         Whether rows count differently in the mean. If so, `weight(target)` is that of some, and
         the mean divides by the weight of the whole batch.
@@ -393,8 +393,8 @@ def check_classes(target: np.ndarray, z: np.ndarray, ignore_index: int | None = 
         if ignore_index is not None:
             bad &= target != ignore_index
         if bad.any():
-            stored = "" if one_look else f"; {target.dtype} holds none above {largest}, so store labels as int64"
-            refuse(target, bad, f"is out of range: the network has {classes} outputs, 0 to {classes - 1}{stored}")
+            narrow = "" if one_look else f"; {target.dtype} holds none above {largest}, so store labels as int64"
+            refuse(target, bad, f"is out of range: the network has {classes} outputs, 0 to {classes - 1}{narrow}")
 
 
 @functools.cache

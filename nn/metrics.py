@@ -77,7 +77,7 @@ class Metric(Closed):
 
 @register("metric", "accuracy")
 class Accuracy(Metric):
-    """Share of rows whose largest output is at the target's class. A row with NaN is wrong."""
+    """Fraction of rows whose largest output is at the target's class. A row with NaN is wrong."""
 
     def __init__(self):
         super().__init__(_right, "max", "accuracy")
@@ -88,7 +88,7 @@ class Accuracy(Metric):
 
 @register("metric", "binary_accuracy")
 class BinaryAccuracy(Metric):
-    """Share of outputs on the right side of 0 (logits): positive where the target is above 1/2. NaN is wrong."""
+    """Fraction of outputs on the right side of 0 (logits): positive where the target is above 1/2. NaN is wrong."""
 
     def __init__(self):
         super().__init__(_on_the_right_side, "max", "accuracy")
@@ -99,7 +99,7 @@ class BinaryAccuracy(Metric):
 
 @register("metric", "top_5_accuracy")
 class TopKAccuracy(Metric):
-    """Share of rows where the target's class is among the k largest outputs. A row with NaN is wrong."""
+    """Fraction of rows where the target's class is among the k largest outputs. A row with NaN is wrong."""
 
     def __init__(self, k: int = 5):
         if not isinstance(k, int | np.integer) or k < 1:

@@ -53,7 +53,7 @@ def gradcheck(
     directions : int
         How many directions to try; the worst counts.
     setup : callable (LayerContext) or None
-        Changes what layers are told, such as `ctx.micro_batch.training`.
+        Changes what layers see, such as `ctx.micro_batch.training`.
     target : array (N, ...) or None
         Of a loss, what the outputs are compared with.
 

@@ -66,7 +66,7 @@ class Distribution:
     counts, edges : arrays
         Histogram.
     zeros : float
-        Share of entries that are exactly 0.
+        Fraction of entries that are exactly 0.
     dead, units : int
         Units (entries of the last axis: features or channels) that are 0 for every sample and position, of how many.
     """
@@ -206,7 +206,7 @@ def profile(
 
 
 def profile_table(rows: Sequence[LayerTime]) -> str:
-    """A profile as text: milliseconds and shares."""
+    """A profile as text: milliseconds and fractions of the whole."""
     total = sum(row.forward + row.backward for row in rows)
     cells = [["layer", "", "forward ms", "backward ms", "share"]]
     for row in rows:

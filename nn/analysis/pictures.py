@@ -9,29 +9,29 @@ import numpy as np
 
 from nn.analysis.inspection import Distribution, RateSearch
 
-LEGIBLE = 40  # classes that a confusion matrix has room to name
+LEGIBLE = 40  # classes that a confusion matrix can name
 # Okabe and Ito 2008: they differ for every kind of colour blindness, and in print by their lightness.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8a8f99")
 MARKERS = "os^Dv*Ph"
 
 
 def confusion(matrix: np.ndarray, names: Sequence[str] | None = None):
-    """A confusion matrix in colour, shares of each true class; with names and counts where there is room."""
+    """A confusion matrix in colour, fractions of each true class; with names and counts where they fit."""
     names = [str(i) for i in range(len(matrix))] if names is None else list(names)
     side = 0.5 * min(len(names), LEGIBLE)
     figure, ax = _figure(side + 2, side + 1.5)
-    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    ax.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    fractions = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    ax.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
     if len(names) <= LEGIBLE:
         for i, j in np.argwhere(matrix):
-            colour = "white" if shares[i, j] > 0.5 else "black"
+            colour = "white" if fractions[i, j] > 0.5 else "black"
             ax.text(j, i, str(matrix[i, j]), ha="center", va="center", color=colour, size=8)
         ax.set_xticks(range(len(names)), names, rotation=45 if max(map(len, names)) > 3 else 0)
         ax.set_yticks(range(len(names)), names)
     ax.set(xlabel="predicted class", ylabel="true class")
     right, total = int(np.trace(matrix)), int(matrix.sum())
     _title(ax, f"confusion: {right:,} of {total:,} samples right, {right / max(1, total):.2%}")
-    bar = figure.colorbar(ax.images[0], ax=ax, shrink=0.7, label="share of the true class (%)")
+    bar = figure.colorbar(ax.images[0], ax=ax, shrink=0.7, label="fraction of the true class (%)")
     bar.set_ticks([0, 0.25, 0.5, 0.75, 1], labels=["0", "25", "50", "75", "100"])
     return figure
 
@@ -46,7 +46,7 @@ def samples(
 ):
     """Images (N, H, W, 1 or 3), or square ones laid flat (N, H*H), each titled "true > predicted".
 
-    With `confidence` (N), the share that the network gives to what it predicts, that is told as well.
+    With `confidence` (N), the probability of the prediction, it is shown as well.
     """
     if not len(x):
         raise ValueError("samples: there are none to show")
@@ -67,8 +67,8 @@ def samples(
             ax.imshow(image[..., 0] if image.shape[-1] == 1 else image, cmap="gray_r")
             sure = "" if confidence is None else f", {confidence[i]:.0%}"
             ax.set_title(f"{name(int(target[i]))} > {name(int(predicted[i]))}{sure}", size=8)
-    told = "true > predicted" + ("" if confidence is None else ", and how sure the network is")
-    figure.suptitle(told, size=10, weight="bold")
+    title = "true > predicted" + ("" if confidence is None else ", and how sure the network is")
+    figure.suptitle(title, size=10, weight="bold")
     return figure
 
 

@@ -3,7 +3,7 @@
 | file | holds |
 |---|---|
 | layer.py | the contract of a layer, and `Sequential` |
-| context.py | `ctx`: what a layer is told of the pass, and what it asks for while it computes |
+| context.py | `ctx`: what a layer knows of the pass, and what it asks for while it computes |
 | gradients.py | how a layer describes gradients, and the function that writes or adds them |
 | checks.py | what is looked at in a layer's first passes |
 | layout.py | where parameters lie: one order, many flat buffers |

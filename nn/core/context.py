@@ -1,4 +1,4 @@
-"""What layers are told about a pass, and what they ask for while they compute.
+"""What layers know of a pass, and what they ask for while they compute.
 
 LayerContext    one for each layer: its place in the network, its statistics, what it may overwrite
 NetworkContext  one for all layers of a network: memory, seed, groups of processes, hooks
@@ -161,7 +161,7 @@ class NetworkContext:
 
 
 class LayerContext:
-    """What one layer is told about the pass, and asks for while it computes: the argument `ctx`.
+    """What one layer knows of the pass, and asks for while it computes: the argument `ctx`.
 
     A layer's author needs `training`, `needs_input_grad`, `empty`, `workspace`, `random` and `group`; of a container
     also `children`, whose `forward` and `backward` run the layers inside. The rest is the engine's. Built once for each

@@ -155,7 +155,7 @@ class Layer(Configured):
         return {}
 
     def plan(self, ctx: LayerContext) -> None:
-        """A container tells its children's contexts which arrays they may overwrite; by default none."""
+        """Set in the children's contexts which arrays they may overwrite: a container does; by default none."""
 
     def child_shapes(self, in_shape: Shape) -> list[Shape]:
         """What each child takes: what the one before makes, unless a container says otherwise."""

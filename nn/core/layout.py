@@ -34,7 +34,7 @@ class Layout:
         layer here is tied to get a place here too.
     names : iterable of str
         Of all arrays of the network of which these are a stage; empty where it is all of it.
-    room : dict of int, or None
+    reserve : dict of int, or None
         By full name, the number of elements to reserve, where that is more than an array has.
     duplicates : iterable of str
         Names of entries that another layout has as well, and counts.
@@ -70,11 +70,11 @@ class Layout:
         buffers: bool = False,
         borrowed: Mapping[str, Spec] | None = None,
         names: Iterable[str] = (),
-        room: Mapping[str, int] | None = None,
+        reserve: Mapping[str, int] | None = None,
         duplicates: Iterable[str] = (),
     ):
         self._tree = specs
-        self._buffers, self._room = buffers, room or {}
+        self._buffers, self._reserve = buffers, reserve or {}
         self.specs: dict[str, Spec] = {}
         self.slices: dict[str, slice] = {}
         self.ends: dict[str, int] = {}  # path of a layer -> length of the prefix that holds it and all after it
@@ -106,7 +106,7 @@ class Layout:
         size = math.prod(spec.shape)
         self.specs[name] = spec
         self.slices[name] = slice(self.size, self.size + size)
-        self.size += -(-max(size, self._room.get(name, 0)) // ALIGN) * ALIGN
+        self.size += -(-max(size, self._reserve.get(name, 0)) // ALIGN) * ALIGN
 
     def _borrow(self, specs: dict[str, Spec]) -> None:
         """Places at the end for arrays of layers elsewhere."""
@@ -119,18 +119,18 @@ class Layout:
         written = set()
         parents = [name.rpartition(".")[0] for name in [*self.specs, *self._ties]]
         for name, (owner, spec) in self._ties.items():
-            path, home = name.rpartition(".")[0], owner.rpartition(".")[0]
-            if owner not in self.specs or (owner not in self.borrowed and self.ends[home] <= self.ends[path]):
+            path, owner_path = name.rpartition(".")[0], owner.rpartition(".")[0]
+            if owner not in self.specs or (owner not in self.borrowed and self.ends[owner_path] <= self.ends[path]):
                 raise ShapeError(f"layer {path}: its {name} is tied to {owner!r}, which no earlier layer has")
             if self.specs[owner].shape != spec.shape:
                 raise ShapeError(
                     f"layer {path}: needs shape {spec.shape}, tied to {owner}, which has {self.specs[owner].shape}"
                 )
-            if parents.count(path) > 1 or parents.count(home) > 1:
+            if parents.count(path) > 1 or parents.count(owner_path) > 1:
                 raise ShapeError(f"{name} is tied to {owner}: neither layer may have other parameters")
             self.shared |= {path} if owner in written else set()
             if owner not in self.borrowed:
-                self.shared.add(home)
+                self.shared.add(owner_path)
             written.add(owner)
 
     def views(self, buffer: np.ndarray):

@@ -146,7 +146,7 @@ class Network(Closed):
         pool: MemoryPool | None = None,
         may_overwrite_grad: bool = False,
     ) -> LayerContext:
-        """What layers are told about passes, and ask for. One for each thread that trains.
+        """Return the context of the root layer, with those of all layers inside: one for each thread that trains.
 
         Parameters
         ----------
@@ -398,7 +398,7 @@ def takes_ids(layer: Layer) -> bool:
 
 
 def _plan(layer: Layer, ctx: LayerContext) -> None:
-    """Let every container tell its children what they may overwrite, from the outside in."""
+    """Let every container decide what its children may overwrite, from the outside in."""
     layer.plan(ctx)
     for child, inner in zip(layer.children().values(), ctx.children, strict=True):
         _plan(child, inner)

@@ -1,6 +1,6 @@
 """An image file as a network sees it: grey or in colours, cut and scaled to the size that it was trained with.
 
-What has to be done is done by plain means, and told in words, for a wrong sample is the usual cause of a wrong answer.
+What has to be done is done by plain means, and said in words, for a wrong sample is the usual cause of a wrong answer.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _weights(before: int, after: int) -> np.ndarray:
 
 
 def _cropped(image: np.ndarray, proportion: float) -> np.ndarray:
-    """The middle of an image, width / height as told."""
+    """The middle of an image, width / height as given."""
     height, width = image.shape[:2]
     new_height, new_width = min(height, round(width / proportion)), min(width, round(height * proportion))
     top, left = (height - new_height) // 2, (width - new_width) // 2
@@ -156,7 +156,7 @@ def _cropped(image: np.ndarray, proportion: float) -> np.ndarray:
 
 
 def _padded(image: np.ndarray, proportion: float) -> np.ndarray:
-    """An image in the middle of a larger one, width / height as told."""
+    """An image in the middle of a larger one, width / height as given."""
     height, width = image.shape[:2]
     new_height, new_width = max(height, round(width / proportion)), max(width, round(height * proportion))
     larger = np.full((new_height, new_width, image.shape[2]), border(image))

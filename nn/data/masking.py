@@ -1,7 +1,7 @@
 """Hidden ids: what an encoder learns from (masked language model). Source: Devlin et al. 2018 (BERT).
 
 In every sample the same number of positions is chosen; of these 80% show the id MASK, 10% a random id and 10% the right
-one, so that the network cannot tell which positions it will be asked for. Targets are the right ids there, and -1
+one, so that the network cannot know which positions it will be asked for. Targets are the right ids there, and -1
 elsewhere. The choice is drawn once: as in BERT, a sample hides the same ids in every epoch.
 """
 

@@ -69,13 +69,13 @@ def _stratified(labels: np.ndarray, count: int, drawn: np.ndarray) -> np.ndarray
         The samples in that order.
     """
     _, classes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    shares, caps = count * sizes / len(labels), sizes - 1  # one of each is left to train on
+    proportional, caps = count * sizes / len(labels), sizes - 1  # one of each is left to train on
     caps = caps if caps.sum() >= count else sizes
     first = np.zeros(len(sizes), int)
     first[classes[::-1]] = np.arange(len(labels))[::-1]  # where each class comes first: breaks ties as drawn
-    quotas = np.minimum(np.floor(shares).astype(int), caps)
+    quotas = np.minimum(np.floor(proportional).astype(int), caps)
     while (left := count - quotas.sum()) > 0:  # classes that would be missing come before larger remainders
-        order = np.lexsort((first, quotas - shares, quotas > 0))
+        order = np.lexsort((first, quotas - proportional, quotas > 0))
         quotas[order[quotas[order] < caps[order]][:left]] += 1
     for missing in np.flatnonzero((quotas == 0) & (caps > 0)):
         if quotas.max() > 1:

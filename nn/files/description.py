@@ -57,7 +57,7 @@ def describe(layer: Layer) -> dict[str, Any]:
     Raises
     ------
     TypeError
-        A class that is not registered, or an argument that cannot be told: which, and what to do.
+        A class that is not registered, or an argument that a file cannot hold: which, and what to do.
     """
     name = type(layer).__name__
     if registered("layer").get(name) is not type(layer):
@@ -71,7 +71,7 @@ def describe(layer: Layer) -> dict[str, Any]:
             f"{brief(layer)}: the constructor of {name} takes arguments of any name, and files would leave them out: "
             "let it name each"
         )
-    told = {}
+    kept = {}
     for argument, parameter in arguments.items():
         if not hasattr(layer, argument):
             raise TypeError(
@@ -84,33 +84,37 @@ def describe(layer: Layer) -> dict[str, Any]:
             if named is None and parameter.default is not parameter.empty:
                 continue  # drawn from a function of one's own: the weights are what is kept
             value = {"initializer": named}
-        told[argument] = _told(value, f"{name}: {argument}")
-    return {"layer": name, "arguments": told}
+        kept[argument] = _plain(value, f"{name}: {argument}")
+    return {"layer": name, "arguments": kept}
 
 
-def _told(value, where: str):
+def _plain(value, where: str):
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Layer):
         return describe(value)
     if isinstance(value, list | tuple):
-        return [_told(part, where) for part in value]
+        return [_plain(part, where) for part in value]
     if isinstance(value, PLAIN) or (isinstance(value, dict) and value.get("initializer")):
         return value
     raise TypeError(f"{where} is {brief(value)}: files hold numbers, texts, None, layers, and lists of these")
 
 
-def make(told: Any) -> Layer:
-    """The layer that `describe` told of.
+def make(description: Any) -> Layer:
+    """Return the layer of a description, as `describe` makes it.
 
     Raises
     ------
     ValueError
         It is no description, or of a class that is not registered, or with arguments that do not fit.
     """
-    if not isinstance(told, dict) or told.keys() != {"layer", "arguments"} or not isinstance(told["arguments"], dict):
-        raise ValueError(f"expected a layer by its name and arguments, given {brief(told)}")
-    name, given = told["layer"], told["arguments"]
+    if (
+        not isinstance(description, dict)
+        or description.keys() != {"layer", "arguments"}
+        or not isinstance(description["arguments"], dict)
+    ):
+        raise ValueError(f"expected a layer by its name and arguments, given {brief(description)}")
+    name, given = description["layer"], description["arguments"]
     layers = registered("layer")
     kind = (layers.get(name) or layers.get(RENAMED.get(name, ""))) if isinstance(name, str) else None
     if kind is None:

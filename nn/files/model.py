@@ -192,7 +192,7 @@ def save(model: Any, file: str | Path, about: Mapping[str, Any] | None = None) -
     file : path
         .npz, or .safetensors for that format. It is there whole or not at all.
     about : dict or None
-        What else `load` should tell, such as the names of classes; anything JSON can hold.
+        What else `load` should return as `about`, such as the names of classes; anything JSON can hold.
 
     Returns
     -------
@@ -231,7 +231,7 @@ def as_path(file: str | os.PathLike) -> Path:
 
 
 def checked(what: str, about: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What else a file tells, as JSON holds it: names are texts; TypeError where it cannot."""
+    """Return `about` as JSON holds it: names are texts; TypeError where it cannot."""
     if not isinstance(about, Mapping | None):
         raise TypeError(f"{what}: about must be a dict, given {about!r:.80}")
     try:
@@ -282,9 +282,9 @@ def _text(network: Network, about: Mapping[str, Any] | None) -> str:
     """The description, of which the same network is made: that is tried at once."""
     if network.layout.borrowed or not network.checks_shapes:
         raise ValueError(f"{network.name} is a part of a network: save the whole one")
-    told = {"format": FORMAT, "name": network.name, "in_shape": network.in_shape, "dtype": network.dtype.name}
-    told["mixed"] = network.mixed
-    text = json.dumps(told | {"root": describe(network.root), "about": checked("save", about)})
+    description = {"format": FORMAT, "name": network.name, "in_shape": network.in_shape, "dtype": network.dtype.name}
+    description["mixed"] = network.mixed
+    text = json.dumps(description | {"root": describe(network.root), "about": checked("save", about)})
     again, _ = _network(text)
     if problem := _other(_kinds(network), _kinds(again)) or _changed(describe(network.root), describe(again.root)):
         raise ValueError(
@@ -312,15 +312,15 @@ def _changed(before: Any, after: Any, place: str = "") -> str:
 
 
 def _network(text: str) -> tuple[Network, dict]:
-    """The network that a description tells of, and what else it tells; ValueError where it makes none."""
+    """Return the network of a description, and `about`; ValueError where it describes none."""
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"a description of {len(text):,} characters, and the longest has {MAX_CHARACTERS:,}")
-    told = json.loads(text)
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
-        found = told.get("format") if isinstance(told, dict) else told
+    description = json.loads(text)
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        found = description.get("format") if isinstance(description, dict) else description
         raise ValueError(f"format {brief(found)}, but this ringprop reads {FORMAT}")
-    shape, dtype, name, about = (told.get(key) for key in ("in_shape", "dtype", "name", "about"))
-    mixed = told.get("mixed", False)
+    shape, dtype, name, about = (description.get(key) for key in ("in_shape", "dtype", "name", "about"))
+    mixed = description.get("mixed", False)
     if not isinstance(shape, list) or not all(type(n) is int and 0 < n < 2**31 for n in shape):
         raise ValueError(f"in_shape must be a list of sizes, given {brief(shape)}")
     if (
@@ -330,18 +330,18 @@ def _network(text: str) -> tuple[Network, dict]:
         or type(mixed) is not bool
     ):
         raise ValueError(f"expected dtype, name, about and mixed, given {brief((dtype, name, about, mixed))}")
-    if (depth := _depth(told.get("root"))) > DEEPEST:
+    if (depth := _depth(description.get("root"))) > DEEPEST:
         raise ValueError(f"{depth} layers inside each other, and at most {DEEPEST} are read")
-    root = make(told.get("root"))
+    root = make(description.get("root"))
     try:
         return Network(root, tuple(shape), dtype, name, mixed=mixed), about
     except Exception as error:  # of layers that no program puts together
         raise ValueError(f"its layers do not fit together: {brief(error, 400)}") from error
 
 
-def _depth(told: Any) -> int:
+def _depth(description: Any) -> int:
     """How deep lists and dicts go in what JSON has read, which has a limit of its own."""
-    deepest, waiting = 0, [(told, 0)]
+    deepest, waiting = 0, [(description, 0)]
     while waiting:
         value, depth = waiting.pop()
         deepest = max(deepest, depth)

@@ -43,8 +43,8 @@ def export_onnx(model: Any, file: str | Path, about: Mapping[str, Any] | None = 
     """
     check_model("export_onnx", model)
     file = as_path(file)
-    told = checked("export_onnx", about)
-    on_writer(model, lambda found: _write(found, file, told))
+    about = checked("export_onnx", about)
+    on_writer(model, lambda found: _write(found, file, about))
     return file
 
 
@@ -58,6 +58,6 @@ def _write(model: Model, file: Path, about: Mapping[str, Any]) -> None:
     p, s = network.layout.views(model.flat_parameters), network.buffer_layout.views(model.buffers)
     out = nodes_of(network.root, "x", p, s, network.in_shape, graph)
     graph.named(out, "y")
-    told = {key: value if isinstance(value, str) else json.dumps(value) for key, value in about.items()}
+    properties = {key: value if isinstance(value, str) else json.dumps(value) for key, value in about.items()}
     x = "x", "int64" if network.takes_ids else "float32", network.in_shape
-    write_atomically(file, graph.model(x, ("y", network.out_shape), network.name, told))
+    write_atomically(file, graph.model(x, ("y", network.out_shape), network.name, properties))

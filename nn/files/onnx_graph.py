@@ -86,7 +86,7 @@ class Graph:
                 wanted.update(node[1])
         return nodes[::-1], {name: array for name, array in self.constants.items() if name in wanted}
 
-    def model(self, x: tuple[str, str, Shape], y: tuple[str, Shape], name: str, told: dict[str, str]) -> bytes:
+    def model(self, x: tuple[str, str, Shape], y: tuple[str, Shape], name: str, about: dict[str, str]) -> bytes:
         """The whole file.
 
         Parameters
@@ -97,7 +97,7 @@ class Graph:
             Of the output, in float32.
         name : str
             Of the graph.
-        told : dict of str
+        about : dict of str
             What the file says of itself beside that.
         """
         nodes, constants = self.used(y[0])
@@ -108,7 +108,7 @@ class Graph:
             (11, _value(*x)),
             (12, _value(y[0], "float32", y[1])),
         )
-        properties = [message((1, key), (2, value)) for key, value in told.items()]
+        properties = [message((1, key), (2, value)) for key, value in about.items()]
         return message(
             (1, IR_VERSION), (2, "ringprop"), (7, graph), (8, message((1, ""), (2, OPSET))), (14, properties)
         )

@@ -180,17 +180,17 @@ def _(layer, x, p, s, shape, graph):
     else:
         scores = graph.node("Sigmoid", scores)
         wanted = graph.node("Add", scores, s.bias)
-    room = math.ceil(layer.capacity * k * shape[0] / layer.experts) if layer.capacity and len(shape) == 2 else math.inf
+    limit = math.ceil(layer.capacity * k * shape[0] / layer.experts) if layer.capacity and len(shape) == 2 else math.inf
     chosen, computed, taken = 0.0, 0.0, 0.0
     for _choice in range(k):
         best = graph.node("Equal", graph.node("ArgMax", wanted, axis=-1, keepdims=1), experts)
         wanted = graph.node("Where", best, -math.inf, wanted)
         one = graph.node("Cast", best, to=1)
         chosen = graph.node("Add", one, chosen)
-        if room < math.inf:
+        if limit < math.inf:
             rank = graph.node("Add", graph.node("CumSum", one, np.array(1)), taken)
             taken = graph.node("Add", graph.node("ReduceSum", one, np.array([1]), keepdims=1), taken)
-            one = graph.node("Where", graph.node("Greater", rank, float(room)), 0.0, one)
+            one = graph.node("Where", graph.node("Greater", rank, float(limit)), 0.0, one)
         computed = graph.node("Add", one, computed)
     weights = graph.node("Mul", scores, computed)
     if k > 1:

@@ -226,7 +226,7 @@ def _repeat(name: str, vector, rows, ctx) -> np.ndarray:
 
 
 def _partial_sums(rows, ctx) -> np.ndarray:
-    """Room for two sums over every block: (2, blocks, width)."""
+    """Workspace for two sums over every block: (2, blocks, width)."""
     blocks = -(-len(rows) // _step(rows))
     return ctx.workspace("partial sums", (2, blocks, rows.shape[1]), rows.dtype)
 

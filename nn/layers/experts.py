@@ -87,7 +87,7 @@ class MixtureOfExperts(Layer):
         0: every expert takes all positions that choose it. c: of a sample of T positions at most ceil(c k T / E); first
         choices before second ones, then in order. What is dropped adds nothing to y, so put the layer in a `Residual`.
     auxiliary : float
-        Weight of the auxiliary loss of each sample, E sum_i f_i P_i, where f is each expert's share of the choices and
+        Weight of the auxiliary loss of each sample, E sum_i f_i P_i, where f is each expert's part of the choices and
         P its mean score: 1 where the load is even. Like `z_loss`, it adds its gradient to the router's, as mean over
         the samples of the batch, and is no part of the loss that a step returns.
     z_loss : float
@@ -198,12 +198,12 @@ class MixtureOfExperts(Layer):
         return Routing(z, scores, chosen, weights, slots, counts)
 
     def _fits(self, chosen: np.ndarray, positions: int) -> np.ndarray:
-        """Whether each slot's expert still had room: in the sample, first choices before second ones."""
-        room = math.ceil(self.capacity * self.top * positions / self.experts)
+        """Whether each slot's expert was below its limit: in the sample, first choices before second ones."""
+        limit = math.ceil(self.capacity * self.top * positions / self.experts)
         by_choice = chosen.reshape(-1, positions, self.top).swapaxes(1, 2).reshape(-1, self.top * positions)
         taken = by_choice[..., None] == np.arange(self.experts)
         queue = np.take_along_axis(np.cumsum(taken, axis=1), by_choice[..., None], axis=2)[..., 0]
-        return (queue <= room).reshape(-1, self.top, positions).swapaxes(1, 2).ravel()
+        return (queue <= limit).reshape(-1, self.top, positions).swapaxes(1, 2).ravel()
 
     def _balanced(self, ctx) -> np.ndarray:
         """The bias of each expert, moved once a step by the load of the step before, of all micro-batches.

@@ -215,7 +215,7 @@ def _scatter(gy, weight, gx, geometry, pool) -> None:
 
 
 def _piece(images: int, out_rows: int, row_bytes: int) -> tuple[int, int]:
-    """(images, output rows) to take at a time: an even share of the images, or of one image's rows."""
+    """(images, output rows) to take at a time: an even part of the images, or of one image's rows."""
     parts = -(-out_rows * row_bytes // PIECE)
     if parts > 1:
         return 1, -(-out_rows // parts)

@@ -105,7 +105,7 @@ class MaxPool2d(_Windows):
             if disjoint:
                 np.multiply(gy, won, out=places)
             else:
-                places += np.multiply(gy, won, out=ctx.workspace("share", winner.shape, gy.dtype))
+                places += np.multiply(gy, won, out=ctx.workspace("winners", winner.shape, gy.dtype))
         if not inside:
             gx[...] = total[:, ph : ph + h, pw : pw + w]
         return gx, {}

@@ -7,7 +7,7 @@ Tiles of m rows of outputs are settled by m + r - 1 = 6 points a column, for a k
 so a 3 x 3 kernel costs 18 multiplications a channel for four outputs instead of 36. Both axes would save more, but here
 nothing is gathered and scattered: rows of channels-last images are contiguous, so the transforms are products of small
 matrices with whole rows, and what is under the kernel is a piece of a transformed row. The pieces of outputs that are
-`apart` columns from each other are a matrix, a view. Where channels are many, these are the outputs of one column of
+`spacing` columns from each other are a matrix, a view. Where channels are many, these are the outputs of one column of
 all tiles; where they are few, and the kernel has k columns, every k-th, whose pieces lie one behind the other and fill
 the rows. That is faster than both axes up to some 50 channels, on small images 64. The rounding error in float32 is at
 most twice that of the direct sum.
@@ -48,10 +48,10 @@ def cost(geometry, channels: int, out_channels: int) -> float:
 def _multiplications(geometry, channels: int, out_channels: int) -> float:
     """Those of one direction."""
     kw, ow, rows = geometry.kernel[1], geometry.out[1], SIDE * _tiles(geometry)
-    width, apart = _row(geometry, channels, out_channels)
+    width, spacing = _row(geometry, channels, out_channels)
     if rows * width * max(channels, out_channels) > LIMIT:
         return math.inf
-    outputs, both = (width if apart == kw else ow), channels * out_channels
+    outputs, both = (width if spacing == kw else ow), channels * out_channels
     images = rows * (outputs * kw * both + 2 * SIDE * (width * channels + ow * out_channels))
     return 1.15 * (images + 2 * SIDE * math.prod(geometry.kernel) * both / BATCH)
 
@@ -157,7 +157,7 @@ def _tiles(geometry) -> int:
 
 
 def _row(geometry, channels: int, out_channels: int) -> tuple[int, int]:
-    """Columns of a transformed row, and how far those are apart whose patches make a matrix: a divisor of the columns.
+    """Columns of a transformed row, and the spacing of those whose patches make a matrix: a divisor of the columns.
 
     They are those of the padded image, and zeros where that makes the kernel's width a divisor.
     """
@@ -169,8 +169,8 @@ def _row(geometry, channels: int, out_channels: int) -> tuple[int, int]:
 
 def _pieces(n: int, kernels, geometry, row):
     """Slices of as many images as make products that are SMALL, at least one."""
-    width, apart = row
-    images = max(1, SMALL // (_tiles(geometry) * width // apart * kernels[0].size))
+    width, spacing = row
+    images = max(1, SMALL // (_tiles(geometry) * width // spacing * kernels[0].size))
     parts = -(-n // images)
     for i in range(parts):
         yield slice(n * i // parts, n * (i + 1) // parts)
@@ -192,11 +192,11 @@ def _windows(image, tiles: slice, first: int, rows: int, geometry) -> np.ndarray
 
 
 def _transform_input(x, geometry, row, pool) -> np.ndarray:
-    """B^T x down the columns, as patches: (SIDE, columns, images and tiles and columns apart, kw c), a view.
+    """B^T x down the columns, as patches: (SIDE, spacing, images and tiles and columns / spacing, kw c), a view.
 
     Where a row has no output left, a patch may reach into the next row; nobody takes what becomes of it.
     """
-    (n, _, w, c), kw, (width, apart) = x.shape, geometry.kernel[1], row
+    (n, _, w, c), kw, (width, spacing) = x.shape, geometry.kernel[1], row
     shape, spare = (SIDE, n, _tiles(geometry), width * c), kw * c
     flat = pool.workspace("winograd slots", (math.prod(shape) + spare,), x.dtype)
     flat[-spare:] = 0
@@ -206,9 +206,9 @@ def _transform_input(x, geometry, row, pool) -> np.ndarray:
     target = slots[..., left : left + w * c].transpose(1, 2, 0, 3)
     for tiles, first, matrix in _axis(geometry, x.dtype)[0]:
         np.matmul(matrix, _windows(x, tiles, first, matrix.shape[1], geometry), out=target[:, tiles])
-    count, item = slots[0].size // (apart * c), x.itemsize
-    strides = (slots.strides[0], c * item, apart * c * item, item)
-    return strided(flat, (SIDE, min(apart, geometry.out[1]), count, kw * c), strides)
+    count, item = slots[0].size // (spacing * c), x.itemsize
+    strides = (slots.strides[0], c * item, spacing * c * item, item)
+    return strided(flat, (SIDE, min(spacing, geometry.out[1]), count, kw * c), strides)
 
 
 def _convolve(patches, kernels, y, geometry, row, pool) -> None:
@@ -234,5 +234,5 @@ def _spread(gy, geometry, row, pool) -> np.ndarray:
 
 def _columns(rows, columns: int, channels: int, row) -> np.ndarray:
     """Rows (SIDE, n, tiles, width channels) in the order of the patches: a view."""
-    apart = row[1]
-    return rows.reshape(SIDE, -1, apart, channels)[:, :, : min(apart, columns)].swapaxes(1, 2)
+    spacing = row[1]
+    return rows.reshape(SIDE, -1, spacing, channels)[:, :, : min(spacing, columns)].swapaxes(1, 2)

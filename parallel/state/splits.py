@@ -121,10 +121,10 @@ class NetworkPart(Network):
             self.specs,
             borrowed=_part_specs(borrowed, layout.specs, index, count),
             names=layout.names,
-            room=largest(layout.specs, count),
+            reserve=largest(layout.specs, count),
             duplicates={name for name, spec in layout.specs.items() if index and split_of(spec) is None},
         )
-        self.buffer_layout = Layout(self.specs, buffers=True, room=largest(buffer_layout.specs, count))
+        self.buffer_layout = Layout(self.specs, buffers=True, reserve=largest(buffer_layout.specs, count))
 
     def check_input(self, x, sample_shape=None):
         super().check_input(x, sample_shape or self.sample_shape)
@@ -201,7 +201,7 @@ def check_part(index: int, count: int) -> None:
 def largest(whole: Mapping[str, Spec], count: int) -> dict[str, int]:
     """Return the elements of the largest of `count` parts of every array that is split, by full name: the last one's.
 
-    With room for that, all parts' layouts put the same array in the same place: what is whole on every rank, and is
+    With that reserved, all parts' layouts put the same array in the same place: what is whole on every rank, and is
     summed over others in pieces, is then cut and added up alike on all.
     """
     return {
