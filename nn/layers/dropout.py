@@ -68,7 +68,7 @@ def keep_mask(kept: int, shape: tuple[int, ...], ctx, positions: np.ndarray | No
     width = math.prod(shape[2:])  # of a position
     runs = [(0, size)] if positions is None else [(width * lo, width * hi) for lo, hi in _runs(positions)]
     mask = ctx.empty(shape if positions is None else (samples, len(positions), *shape[2:]), np.bool_)
-    flat, at = mask.reshape(samples, -1), 0
+    flat, at = mask.reshape(samples, sum(hi - lo for lo, hi in runs)), 0  # of no samples, too
     for lo, hi in runs:
         first = lo // COUNT
         for rows, bits in ctx.random_bits(samples, counts, part=(first, -(-hi // COUNT))):

@@ -101,3 +101,9 @@ def test_some_positions_have_the_masks_of_all(positions):
                 for at in (None, np.array(positions, np.int64))
             )
             np.testing.assert_array_equal(mine, whole[:, positions])
+
+
+def test_no_samples_have_an_empty_mask():
+    """As on a rank of a pipeline whose micro-batch is empty."""
+    assert keep_mask(Dropout(0.4).kept, (0, 3, 2), a_run()).shape == (0, 3, 2)
+    assert keep_mask(Dropout(0.4).kept, (0, 3, 2), a_run(), np.array([0, 2])).shape == (0, 2, 2)
