@@ -463,7 +463,7 @@ def test_branches_are_dealt_by_what_they_cost():
         ("--mesh branch=2", "has no branches that 2 ranks could compute: there is no nn.Parallel"),
         ("--mesh space=2,branch=2", "axes space and branch do not go together: samples are cut in one way"),
         ("--mesh space=2,pipeline=2", "axes space and pipeline do not go together"),
-        ("--mesh space=2,tensor=2", "axes space and tensor do not go together: ranks that share samples have all"),
+        ("--mesh space=2,tensor=2", "axes space and tensor do not go together: ranks that share images have all"),
         ("--mesh space=2 --strategy ps", "has no effect with --strategy ps"),
         (
             "--mesh space=2 --strategy zero2 --compress topk:0.1",
