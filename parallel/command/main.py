@@ -29,7 +29,8 @@ WRONG_OPTION = 2  # exit status, as argparse has it
 INTERRUPTED, TERMINATED = 130, 143  # exit status after Ctrl-C and SIGTERM, as shells have it
 OUTPUT_LOST = 128 + signal.SIGPIPE  # where nobody reads what is written
 SIGNALLED = 128  # and the number of the signal
-# Lines of Open MPI where ranks survive others, and where mpiexec is asked twice to end.
+# Lines of Open MPI where ranks survive others, and where mpiexec gets a second signal while it ends a job. The launcher
+# and the keeper send it one, whoever ends the job; schedulers send others to all processes of a job at once.
 NOISE = re.compile(
     r"NBC_Progress: an error|LAUNCHER JOB OBJECT NOT FOUND|\[\S+:\d+\] pmix_ptl_base: send_msg: write failed"
     r"|(\S+: a|A)bort is (already )?in progress\.\.\."
@@ -119,6 +120,10 @@ def main(argv: list[str] | None = None) -> int:
         if not launcher.inside() and (unwritten := output_error(error)):
             return report_lost_output(with_directory(options, lock), unwritten)
         return fail(error)
+    except ImportError as error:
+        if launcher.inside():
+            raise  # what ends all ranks in order may need the same library
+        return fail(f"{sys.executable} has not all that the project needs ({error}): install it with pip install -e .")
     except Exception as error:  # a mistake in the program: of one rank alone, the others go on
         if not elastic_members():
             raise

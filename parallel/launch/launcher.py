@@ -30,6 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -147,7 +148,7 @@ def _version(mpiexec: Path) -> str:
     """What it says of itself."""
     environment = {"HOME": "/"} | os.environ  # without one Open MPI does not even say this
     return subprocess.run(
-        [mpiexec, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment
+        [str(mpiexec), "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment
     ).stdout
 
 
@@ -272,6 +273,8 @@ class Job:
                 f"this process is itself rank {rank_from_environment()} of an MPI job and cannot launch ranks: "
                 "start it without mpiexec or srun, or do not ask it for ranks"
             )
+        if find_spec("mpi4py") is None:
+            raise LaunchError(f"{sys.executable} has no module mpi4py, which every rank needs: pip install mpi4py")
         mpiexec = find_mpiexec()
         base = without_rank(os.environ if env is None else env)
         environment = settings(ranks, mpiexec, base) | base

@@ -303,6 +303,17 @@ def test_pictures_that_cannot_be_drawn_lose_no_result(tmp_path):
     assert result(tmp_path / "run")["epochs"] == 3 and (tmp_path / "run" / "network.npz").exists()
 
 
+@pytest.mark.parametrize("options", [["--no-pictures"], ["--find-lr"]])
+def test_a_library_that_is_missing_is_one_line(tmp_path, options):
+    missing = {"--find-lr": "matplotlib"}.get(options[0], "threadpoolctl")
+    (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError('No module named {missing}', name={missing!r})")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    said = train(*DRAWN, *options, "--out", tmp_path / "run", status=1, env=environment)
+    lines = [line for line in said.splitlines() if "has not all that the project needs" in line]
+    assert len(lines) == 1 and f"(No module named {missing}): install it with pip" in lines[0]
+    assert "Traceback" not in said
+
+
 def test_a_current_directory_that_was_removed_is_told(tmp_path):
     place = tmp_path / "gone"
     for script in ("train.py", "report.py"):

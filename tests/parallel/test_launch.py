@@ -284,6 +284,12 @@ def test_ranks_start_where_no_home_is_named(monkeypatch):
         assert launcher.settings(2, mpiexec, {})["HOME"] == "/"
 
 
+def test_ranks_without_mpi4py_are_refused(monkeypatch):
+    monkeypatch.setattr(launcher, "find_spec", lambda name: None)
+    with pytest.raises(launcher.LaunchError, match="has no module mpi4py, which every rank needs: pip install mpi4py"):
+        launcher.Job(["-c", "pass"], 2)
+
+
 def test_environment_defaults_yield_to_the_user(monkeypatch):
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMPI_MCA_btl"):
         monkeypatch.delenv(name, raising=False)
