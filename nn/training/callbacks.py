@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -107,7 +108,11 @@ class Metrics(Callback):
             self.on_begin(training)  # a later callback has added to the record of the epoch before
             return
         self.last = _line(record)
-        append_or_nothing(self.path, self.last.encode())
+        try:
+            append_or_nothing(self.path, self.last.encode())
+        except FileNotFoundError:  # renamed or removed, perhaps with its directory: a new file holds all
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.on_begin(training)
 
     def on_end(self, training):
         if training.trainer.writer and training.history and _line(training.history[-1]) != self.last:
@@ -119,8 +124,8 @@ def _line(record: dict) -> str:
 
 
 def append_or_nothing(path: Path, line: bytes) -> None:
-    """Append a line to a file, or raise and leave the file as it was: a full disk leaves no half line."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    """Append a line to a file that is there, or raise and leave it as it was: a full disk leaves no half line."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
         size = os.fstat(file).st_size
         try:
@@ -169,10 +174,25 @@ class BestEpoch:
 
     def epoch(self, training: Training) -> int:
         """Return the first epoch with the best value, counted from 1. NaN is the worst."""
-        sign = 1 if training.direction(self.metric, self.mode) == "min" else -1
-        values = [sign * record.get(self.metric, math.nan) for record in training.history]  # not measured: never best
-        values = [math.inf if math.isnan(value) else value for value in values]
-        return values.index(min(values)) + 1
+        return best_epoch(training.history, self.metric, training.direction(self.metric, self.mode))
+
+
+def best_epoch(history: Sequence[dict], metric: str, direction: str) -> int:
+    """Return the first epoch, counted from 1, whose record has the best value of a metric; NaN is the worst.
+
+    Parameters
+    ----------
+    history : sequence of dict
+        A record of each epoch, at least one.
+    metric : str
+        Entry of the records.
+    direction : {"min", "max"}
+        Whether smaller or larger is better.
+    """
+    sign = 1 if direction == "min" else -1
+    values = [sign * record.get(metric, math.nan) for record in history]  # not measured: never best
+    values = [math.inf if math.isnan(value) else value for value in values]
+    return values.index(min(values)) + 1
 
 
 class EarlyStopping(Callback):

@@ -9,6 +9,7 @@ that has died is taken over: at once on the same machine, otherwise after `LEASE
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -85,16 +86,25 @@ class RunLock:
                 raise RunHeld(f"{self.path} is the file of another program: train in another directory")
             if there and there != known:
                 self._refuse_living(file, locked, there)
-            self.own = json.dumps(this_process())
-            os.ftruncate(file, 0)
-            os.pwrite(file, self.own.encode(), 0)
-            os.fsync(file)
+            self._write(file, json.dumps(this_process()))
         except BaseException:
             os.close(file)
             raise
         self.file, self.released = file, threading.Event()
         threading.Thread(target=self._touch, args=(file, self.released), name="run-lock", daemon=True).start()
         return self.own
+
+    def _write(self, file: int, own: str) -> None:
+        """Let the file name this process; where the disk is full, it goes."""
+        self.own = own
+        try:
+            os.ftruncate(file, 0)
+            if (written := os.pwrite(file, own.encode(), 0)) < len(own):
+                raise OSError(errno.ENOSPC, f"No space left on device: {written} of {len(own)} bytes")
+            os.fsync(file)
+        except OSError:
+            self._remove()
+            raise
 
     def release(self) -> None:
         """Release the lock, if it is held, and remove its file; also a directory that it made and nobody has used."""
@@ -103,11 +113,15 @@ class RunLock:
         self.released.set()
         with contextlib.suppress(OSError):
             if _content(self.file) == self.own and os.path.samestat(os.fstat(self.file), os.stat(self.path)):
-                self.path.unlink()
-                if self.made_directory:
-                    self.path.parent.rmdir()  # fails where the run has left something
+                self._remove()
         os.close(self.file)
         self.file = None
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+            if self.made_directory:
+                self.path.parent.rmdir()  # fails where the run has left something
 
     def _open(self) -> tuple[int, bool]:
         """The file, opened, and whether the system has locked it for this process."""

@@ -120,10 +120,10 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
         say(inspection.find_rate(trainer, loaders.train, loaders.validation, out, write=rank == 0))
         trainer.close()
         return {}
-    how = checkpoint_policy(options)
+    how, metric = checkpoint_policy(options), factory.metric(data)
     kept = ShardedCheckpoints(out / "checkpoints", how["keep"], result_options(options))
     if again:
-        progress = go_on(trainer, kept, say, survivor, point)
+        progress = go_on(trainer, kept, say, survivor, point, metric)
     else:
         progress = resume(options, trainer, kept, say)
     if progress and schedule:
@@ -137,7 +137,6 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
     if not again:
         say(f"writing to {out}/; a run that is stopped goes on with --resume {shlex.quote(str(out))}\n")
 
-    metric = factory.metric(data)
     hooks = [survivor.keeper, survivor.write_down(out, trainer.steps, progress)] if survivor else []
     hooks += [Staleness()] if world else []
     hooks += [breakdown, callbacks.Progress(say=say), callbacks.Metrics(out / "metrics.jsonl"), *schedule_hooks]
@@ -189,6 +188,9 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
     alone = trainer.alone() if options.inspect else None  # every rank: sharded strategies gather here
     memory_table = memory.report() if memory else ""  # before pictures take memory of their own
     if rank == 0:
+        if not (out / "config.json").exists():
+            say(f"warning: {out}/ was renamed or removed while the run trained: what was written since is in a new one")
+            write_headers(out, options, world)
         checkpoints.remove_temporary_files(out)
         checkpoints.write_atomically(out / "result.json", (checkpoints.json_text(result, 1) + "\n").encode())
         if options.pictures:
@@ -216,26 +218,36 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
     say(f"everything is in {out}/: {', '.join(files_in(out))} ({elapsed(started)} in all)")
     say(what_next(options))
     written()
-    if survivor:
+    if world:
+        wait_for_writer(world, options.watch)
+    if survivor:  # not before: a rank that is stopped as it writes is killed, and another one writes
         survivor.rest()
         if rank == 0:
             survivor.close()
-    if world:
-        wait_for_writer(world)
     trainer.close()  # not after an error: it needs all ranks
     if world:  # MPI would free what is left at its end, in an order of each rank's own, and wait for ever
         world.release()
     return result
 
 
-def wait_for_writer(world) -> None:
-    """Return when all ranks have come here; `--watch` does not count the time, as rank 0 works: it draws and writes.
+def wait_for_writer(world, limit: float) -> None:
+    """Return when all ranks have come here; after `limit` seconds (0: never) one says that it waits, and waits on.
+
+    Rank 0 works meanwhile, it draws and writes, so `--watch` ends nothing.
 
     The ranks that wait are in no call meanwhile, and if rank 0 fails it ends all.
     """
-    request = world.Ibarrier()
+    from collectives.failures.awake import Awake
+    from collectives.running.nonblocking import write_stderr
+
+    request, clock, said = world.Ibarrier(), Awake(), world.rank != 1 or not limit
     while not request.Test():
         time.sleep(0.01)
+        if not said and clock.now() > limit:
+            said = True
+            write_stderr(
+                f"rank {world.rank} of {world.size}: has waited {limit:g} s for rank 0, which draws and writes"
+            )
 
 
 def introduce(options: Options, parts: Parts, trainer: RunTrainer, say) -> None:
@@ -335,15 +347,39 @@ def describe(result: dict) -> str:
     return f"{score} after {epochs} epoch{'' if epochs == 1 else 's'}"
 
 
-def go_on(trainer: RunTrainer, kept: checkpoints.Checkpoints, say, survivor, point) -> dict | None:
-    """Take over what the members of a run have that others have died of; returns its progress."""
-    if point:
+def go_on(trainer: RunTrainer, kept: checkpoints.Checkpoints, say, survivor, point, metric: str | None) -> dict | None:
+    """Take over what the members of a run have that others have died of; returns its progress.
+
+    They go back to the last checkpoint where the best epoch's weights were lost with the rank that wrote them.
+    """
+    if point and (best := lost_best(trainer, kept, point.progress["history"], metric)):
+        say(f"the weights of epoch {best}, the best so far, were lost with the rank that wrote them: trained again")
+    elif point:
         trainer.load_state_dict(point.state())
         say(f"{survivor.told()}, from step {trainer.steps}")
         return point.progress
     saved = any(not entry["named"] for entry in kept.entries())
     say(f"{survivor.told()}, {'from the last checkpoint' if saved else 'from the beginning'}")
     return load(trainer, kept, say) if saved else None
+
+
+def lost_best(trainer: RunTrainer, kept: checkpoints.Checkpoints, history: list[dict], metric: str | None) -> int:
+    """The best epoch, where its weights are not saved and the last checkpoint is of the epoch before; else 0 (all
+    ranks)."""
+    best = 0
+    if metric and history and trainer.writer:
+        best = callbacks.best_epoch(history, metric, nn.metrics.direction(metric, None, trainer.metrics))
+        if saved_epoch(kept, "best") >= best or saved_epoch(kept) != best - 1:
+            best = 0
+    return int(trainer.sum(np.array([best]))[0])
+
+
+def saved_epoch(kept: checkpoints.Checkpoints, name: str | None = None) -> int:
+    """The epochs that were done as a checkpoint was saved; 0 where there is none."""
+    with warnings.catch_warnings(), suppress(checkpoints.CheckpointError, OSError):
+        warnings.simplefilter("ignore")  # of a damaged one: said where it is loaded
+        return kept.load(name)[1]["epoch"]
+    return 0
 
 
 def ranks(options: Options, lock: RunLock, survivor=None):

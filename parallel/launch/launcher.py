@@ -441,7 +441,8 @@ class Job:
         return code
 
     def _pass_lines(self, timeout: float) -> None:
-        out = self._mpiexec.stdout
+        """Pass on what comes in that time; with 0, all that is there of a job that has ended."""
+        out, end = self._mpiexec.stdout, time.monotonic() + (timeout or math.inf)
         while not out.closed and select.select([out], [], [], timeout)[0]:
             chunk = os.read(out.fileno(), 65536)
             timeout = 0
@@ -452,6 +453,8 @@ class Job:
                 lines, self._partial = ([self._partial] if self._partial else []), b""
             for line in lines:
                 self._say_line(line.decode(errors="replace") + "\n")
+            if time.monotonic() > end:  # who reads may be slower than ranks that write without end
+                break
 
     def _say_line(self, line: str) -> None:
         try:

@@ -45,6 +45,12 @@ def come_to(place):
             if what.endswith(", once") and not os.path.exists(was := os.environ["ONCE"] + str(number)):
                 open(was, "w").close()
                 what = what.removesuffix(", once")
+            if what == "dies two steps later":  # of a thread that writes
+                trainer = recovery.current.keeper.training.trainer
+                end = trainer.steps + 2
+                while trainer.steps < end:
+                    time.sleep(0.001)
+                what = "dies"
             if what == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
             if what == "stops":
@@ -116,8 +122,10 @@ if launcher.inside():
     before(DistributedTrainer, "update", lambda trainer: f"update of step {{trainer.steps}}")
     before(DistributedTrainer, "sum_scores", lambda trainer: f"evaluation after step {{trainer.steps}}")
     before(checkpoints.Checkpoints, "_write_manifest", "checkpoint")
+    before(checkpoints.Checkpoints, "_content", "another best")
     before(callbacks.RestoreBest, "on_end", "end")
     before(training_run, "leave_network", "result")
+    before(training_run, "what_next", "last lines")
     before(DistributedTrainer, "close", "close")
     before(recovery.Membership, "agree", "agreement")
     before(recovery.Membership, "recover", "recovery")

@@ -216,10 +216,51 @@ def test_copies_make_the_state_whole(comm):
 
 
 @needs_survivors
+@pytest.mark.parametrize(
+    ("place", "best", "epochs", "elastic"),
+    [("checkpoint", 1, 3, "respawn"), more("another best", 4, 5, "shrink:min=1")],
+)
+def test_best_weights_that_are_lost_with_their_writer_are_made_again(survive, tmp_path, place, best, epochs, elastic):
+    """It is in a thread of the first rank, and all ranks have made other steps meanwhile."""
+    options = ["--reproducible", "6", "--lr", "1", "--epochs", str(epochs), "--no-checkpoint-steps"]
+    want = run_undisturbed(tmp_path, *options)
+    status, said, out = survive(3, elastic, (0, 0, place, "dies two steps later"), options=options)
+    assert status == 0 and "cannot be put back" not in said, said
+    found = result(out)
+    assert found["elastic"]["lost"] == [0] and found["chosen_epoch"] == best == want["chosen_epoch"], said
+    assert found["parameters_sha256"] == want["parameters_sha256"]
+    assert f"the weights of epoch {best}, the best so far, were lost with the rank that wrote them" in said
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == epochs
+
+
+@needs_survivors
 @pytest.mark.exhaustive
 def test_what_comes_after_training_is_done_again(survive, undisturbed):
     done = survive(4, "shrink:min=1", (0, 1, "end"), (1, 0, "result"), (2, 3, "close"))
     assert_as_if_nothing_had_been(done, undisturbed, [1, 0, 3])
+
+
+@needs_survivors
+@pytest.mark.exhaustive
+def test_the_first_rank_is_stopped_as_others_wait_for_its_last_lines(survive, undisturbed):
+    done = survive(3, "shrink:heartbeat=4", (0, 0, "last lines", "stops"))
+    assert_as_if_nothing_had_been(done, undisturbed, [0])
+    assert re.search(r"rank 0 .* has been silent for .*: killed", done[1])
+
+
+@pytest.mark.mpi(ranks=3)
+def test_a_rank_says_that_it_waits_for_the_first_one(comm, capfd):
+    """It draws and writes, for as long as that takes."""
+    from parallel.command.training_run import wait_for_writer
+
+    communicator = Communicator(comm)
+    if comm.rank == 0:
+        time.sleep(1.0)
+    wait_for_writer(communicator, 0.3)
+    said = "rank 1 of 3: has waited 0.3 s for rank 0, which draws and writes\n"
+    assert capfd.readouterr().err == (said if comm.rank == 1 else "")
+    wait_for_writer(communicator, 0.0)
+    communicator.release()
 
 
 @needs_survivors

@@ -254,6 +254,17 @@ def test_nobody_reads_what_ranks_say(nothing_left):
     assert len(heard) == 1
 
 
+def test_the_time_limit_holds_where_ranks_write_faster_than_anybody_reads(nothing_left):
+    said = []
+
+    def slowly(line):
+        said.append(line)
+        time.sleep(0.001)
+        assert len(said) < 10_000, "it goes on reading"
+
+    assert launcher.run(["-c", "while True: print('x' * 500)"], 1, stdout=slowly, timeout=1.0) == launcher.TIMED_OUT
+
+
 def test_an_mpiexec_with_ranks_is_left_alone():
     lines = []
     with launcher.Job(["-c", STUBBORN], 2, stdout=lines.append) as job:

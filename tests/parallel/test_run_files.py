@@ -15,13 +15,34 @@ from matplotlib.figure import Figure
 import nn
 from nn.training.checkpoints import write_atomically
 from parallel.command.options import Options
+from parallel.command.parsing import parse
 from parallel.command.resuming import check_overwritten
 from parallel.command.run_directory import remove_unfinished
-from parallel.command.training_run import not_finite
+from parallel.command.training_run import not_finite, train
 from parallel.reports.figures import write_figure
 from parallel.settings import OptionError
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+def test_a_directory_that_is_renamed_while_a_run_trains_in_it(tmp_path, monkeypatch, capsys):
+    """What follows is in a new one, which can be continued, too."""
+
+    def rename_once(self, training, record):
+        on_epoch(self, training, record)
+        if training.epoch == 1:
+            (tmp_path / "run").rename(tmp_path / "other")
+
+    on_epoch = nn.KeepCheckpoints.on_epoch
+    monkeypatch.setattr(nn.KeepCheckpoints, "on_epoch", rename_once)
+    small = ["--model", "mlp:64,8,10", "--limit", "100", "--no-pictures", "--checkpoint", "sync"]
+    train(parse([*small, "--epochs", "2", "--out", str(tmp_path / "run")]))
+    assert f"warning: {tmp_path / 'run'}/ was renamed or removed" in capsys.readouterr().out
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+    for name in "run", "other":
+        train(parse(["--resume", str(tmp_path / name), "--epochs", "3"]))
+    run, other = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("run", "other"))
+    assert run["parameters_sha256"] == other["parameters_sha256"]
 
 
 def test_only_files_that_a_run_has_left_are_removed(tmp_path):

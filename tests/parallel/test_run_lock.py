@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -118,6 +119,20 @@ def test_a_lock_that_cannot_be_written_is_one_line(tmp_path, make):
         done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE)
         words = rf"error: {tmp_path}/lock, which keeps other runs away, cannot be written \(.*\)\n"
         assert done.returncode == 1 and re.fullmatch(words, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("room", [0, 40])
+def test_a_full_disk_leaves_no_lock_and_no_directory(tmp_path, room):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))  # a file can grow no larger
+    try:
+        with pytest.raises(RunHeld, match=r"run/lock, which keeps other runs away, cannot be written \("):
+            RunLock().hold(tmp_path / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not (tmp_path / "run").exists()
+    (again := RunLock()).hold(tmp_path / "run")
+    again.release()
 
 
 @pytest.mark.parametrize("locks", [True, False])
