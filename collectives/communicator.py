@@ -191,15 +191,15 @@ class Communicator(MPI.Intracomm):
             "algorithms": selection.names,
             "the table of algorithms": selection.measured,
         }
-        every = with_progress(MPI.Intracomm(self).allgather, settings)
-        for rank, others in enumerate(every):  # some would wait for messages that others do not send
-            for name, first in every[0].items():
-                if others[name] != first:
-                    raise ValueError(f"ranks disagree on {name}: rank 0 has {first}, rank {rank} {others[name]}")
-        if len(every) > 1:
+        settings_of_ranks = with_progress(MPI.Intracomm(self).allgather, settings)
+        for rank, theirs in enumerate(settings_of_ranks):  # some would wait for messages that others do not send
+            for name, first in settings_of_ranks[0].items():
+                if theirs[name] != first:
+                    raise ValueError(f"ranks disagree on {name}: rank 0 has {first}, rank {rank} {theirs[name]}")
+        if len(settings_of_ranks) > 1:
             unlink_library_memory()
             abort_on_exit()
-        if len(every) > 1 and limit and abort:
+        if len(settings_of_ranks) > 1 and limit and abort:
             finalize_timeout(limit + MARGIN)
         if watched is not None:
             self._planner.limit = limit + MARGIN if limit and abort else math.inf

@@ -244,14 +244,14 @@ def check_algorithm(
     report = check(algorithm, ranks, operation, ordered=ordered)
     if not report or operation == "barrier":
         return report
-    taken = inspect.signature(rounds).parameters
+    parameters = inspect.signature(rounds).parameters
     called = rounds
-    if OPERATIONS[operation].rooted and "root" not in taken:
+    if OPERATIONS[operation].rooted and "root" not in parameters:
         called = lambda *given, root, **more: rounds(*given, **more)
     once = [{"round_once": True}] if isinstance(algorithm, Algorithm) and algorithm.rounds_once else []
     for size in [size for size in ranks if size <= 9]:
-        for count, options in [*((2 * size + 1, o) for o in once), *harder(size, operation, needs, taken)]:
-            root = size // 2 if "root" in taken else 0
+        for count, options in [*((2 * size + 1, o) for o in once), *harder(size, operation, needs, parameters)]:
+            root = size // 2 if "root" in parameters else 0
             words = f"{size} ranks, {count} elements, {options}"
             run = partial(prove, operation, called, size, count, root, ordered=ordered, **options)
             if (
@@ -267,7 +267,7 @@ def operation_of(algorithm: Algorithm | Callable) -> str:
     return next((name for name, entries in ALGORITHMS.items() if algorithm in entries.values()), "allreduce")
 
 
-def harder(size: int, operation: str, needs: frozenset[Need], taken) -> Iterable[tuple]:
+def harder(size: int, operation: str, needs: frozenset[Need], parameters) -> Iterable[tuple]:
     """Yield (count or blocks, options) of the cases that `check` does not have."""
     if OPERATIONS[operation].blocked:
         lengths = [2 if EQUAL_BLOCKS in needs else 3 * rank % 4 for rank in range(size)]
@@ -280,10 +280,10 @@ def harder(size: int, operation: str, needs: frozenset[Need], taken) -> Iterable
             ]
         yield blocks, {}
     count = 3 * size if operation == "alltoall" else 2 * size + 5
-    if "segment" in taken:
+    if "segment" in parameters:
         for segment in (1, 3):
             yield count, {"segment": segment}
-    if "nodes" in taken:
+    if "nodes" in parameters:
         for most in (1, 2, 3):
             yield count, {"nodes": [rank % -(-size // most) for rank in range(size)]}
             yield count, {"nodes": [rank // most for rank in range(size)]}

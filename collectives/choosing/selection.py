@@ -283,8 +283,8 @@ class Selection:
 
 def default_table(place: str, library: str = "") -> dict[str, Rows]:
     """The rows of a place, with this MPI library."""
-    others = next((rows for name, rows in LIBRARIES.items() if library.startswith(name)), {})
-    return TABLE[place] | others if place == "node" else TABLE[place]
+    own_rows = next((rows for name, rows in LIBRARIES.items() if library.startswith(name)), {})
+    return TABLE[place] | own_rows if place == "node" else TABLE[place]
 
 
 def tuned_file(place: str, library: str) -> str:
@@ -342,9 +342,9 @@ def check_name(operation: str, name: str) -> str:
     """The name, if there is such an algorithm; otherwise an error that lists those there are."""
     if operation not in ALGORITHMS:
         raise ValueError(f"no operation {operation!r}: there are {', '.join(sorted(ALGORITHMS))}")
-    known = [*AUTOMATIC, "native", *(["shared"] if operation in SHARED else []), *by_messages(operation)]
-    if name not in known:
-        raise ValueError(f"no {operation} algorithm {name!r}: there are {', '.join(known)}")
+    names = [*AUTOMATIC, "native", *(["shared"] if operation in SHARED else []), *by_messages(operation)]
+    if name not in names:
+        raise ValueError(f"no {operation} algorithm {name!r}: there are {', '.join(names)}")
     return name
 
 

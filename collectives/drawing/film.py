@@ -163,7 +163,7 @@ def film(scene, title, times):
 def journeys(scene) -> list[tuple]:
     """(start, end, from, to, colour) of what travels: messages, and what is copied between ranks' memory."""
     replay, trace = scene.replay, scene.priced.trace
-    found = [
+    travels = [
         (f.start, f.end, *arrows.ends_of(f, scene.size, around), marks.colour_of(replay, replay.carried[number]))
         for number, f, around in arrows.wrapping(scene.priced, scene.size)
     ]
@@ -171,8 +171,8 @@ def journeys(scene) -> list[tuple]:
         if type(work.step) not in (Barrier, Compute):
             source, target = reads(work.step, work.rank)[0].rank, writes(work.step, work.rank)[0].rank
             if source != target:
-                found.append((work.start, work.end, source, target, marks.colour_of(replay, replay.moved[number])))
-    return found
+                travels.append((work.start, work.end, source, target, marks.colour_of(replay, replay.moved[number])))
+    return travels
 
 
 def where(journey, time, size, unit):

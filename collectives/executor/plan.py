@@ -208,11 +208,11 @@ class Plan:
         source, target = self.operand(read), self.operand(written)
         if s.operand_left or self.commutes:
             return [self.combine(source, target)]
-        made, before = self.slice(read), []
+        total, before = self.slice(read), []
         if s.src != LANDING:  # it must stay as it is
-            kept, made = made, allocate(made.nbytes)
-            before, source = [copying(made, kept)], (made, s.hi - s.lo, 0, self.datatype)
-        return [*before, self.combine(target, source), copying(self.slice(written), made)]
+            operand_memory, total = total, allocate(total.nbytes)
+            before, source = [copying(total, operand_memory)], (total, s.hi - s.lo, 0, self.datatype)
+        return [*before, self.combine(target, source), copying(self.slice(written), total)]
 
     def free(self):
         """Free the requests; the plan cannot be run afterwards."""

@@ -12,11 +12,11 @@ from collectives.node_memory.flags import UNSIGNED, signature_of
 from collectives.steps import Barrier
 
 
-def barrier_of(window, what: str, ranks, step: Barrier) -> Callable[[], object]:
+def barrier_of(window, description: str, ranks, step: Barrier) -> Callable[[], object]:
     """Return the call that waits until the ranks of a Barrier have come."""
     if step.ranks is None or len(step.ranks) == window.size:
-        return partial(window.flags.barrier, what)
-    return partial(window.flags.subset_barrier, [ranks.index(rank) for rank in step.ranks], what)
+        return partial(window.flags.barrier, description)
+    return partial(window.flags.subset_barrier, [ranks.index(rank) for rank in step.ranks], description)
 
 
 class SplitBarrier:
@@ -45,17 +45,17 @@ class SplitBarrier:
         self.wait(self.awaited)
 
 
-def split_barrier_of(window, what: str, ranks, step: Barrier) -> SplitBarrier:
+def split_barrier_of(window, description: str, ranks, step: Barrier) -> SplitBarrier:
     """Return the same in two calls, for a plan in flight."""
     flags = window.flags
     if step.ranks is None or len(step.ranks) == window.size:
-        return split_barrier(flags, what, UNSIGNED, lambda same: None)
+        return split_barrier(flags, description, UNSIGNED, lambda same: None)
     subset = [ranks.index(rank) for rank in step.ranks]
-    wait = lambda counts: flags.wait_for_subset(counts, what)
+    wait = lambda counts: flags.wait_for_subset(counts, description)
     return SplitBarrier(partial(flags.arrive_at_subset, subset), flags.subset_arrived, wait)
 
 
-def split_barrier(flags, what: str, marks: tuple[int, int], agree: Callable[[bool], None]) -> SplitBarrier:
+def split_barrier(flags, description: str, marks: tuple[int, int], agree: Callable[[bool], None]) -> SplitBarrier:
     """Return a barrier of all ranks, which show `marks`; `agree` is called with whether all show the same."""
 
     def test(shown) -> bool:
@@ -64,28 +64,30 @@ def split_barrier(flags, what: str, marks: tuple[int, int], agree: Callable[[boo
             agree(same)
         return same is not None
 
-    return SplitBarrier(partial(flags.arrive, marks), test, lambda shown: agree(flags.wait_for_all(*shown, what)))
+    return SplitBarrier(
+        partial(flags.arrive, marks), test, lambda shown: agree(flags.wait_for_all(*shown, description))
+    )
 
 
-def first_barrier(window, what: str, places: list, epochs: int) -> tuple[Callable[[], None], Callable]:
+def first_barrier(window, description: str, places: list, epochs: int) -> tuple[Callable[[], None], Callable]:
     """Return the call that waits for all ranks of the window, and what makes the same as a SplitBarrier.
 
     It raises Disagreement on every rank where the signatures of the ranks differ.
     """
-    marks, signed_barrier = signature_of(f"{what} at {places}"), window.flags.signed_barrier
+    marks, signed_barrier = signature_of(f"{description} at {places}"), window.flags.signed_barrier
 
     def agree(same=None):
-        same = signed_barrier(marks, what) if same is None else same
+        same = signed_barrier(marks, description) if same is None else same
         window.epoch += epochs if same else 1  # others may have put something into slots
         if not same:
-            raise disagreement(window, what, places)
+            raise disagreement(window, description, places)
 
-    return agree, partial(split_barrier, window.flags, what, marks, agree)
+    return agree, partial(split_barrier, window.flags, description, marks, agree)
 
 
-def disagreement(window, what: str, places: list) -> Disagreement:
+def disagreement(window, description: str, places: list) -> Disagreement:
     """Return what two ranks call that came to the first barrier with different signatures (collective)."""
-    calls = window.comm.allgather((what, places))
+    calls = window.comm.allgather((description, places))
     rank = next(rank for rank, call in enumerate(calls) if call != calls[0])
     (first, first_places), (other, other_places) = calls[0], calls[rank]
     if first != other:

@@ -111,7 +111,7 @@ class Flags:
         self.spins = SPINS if self.size <= len(cores) else 0
         comm.Barrier()
 
-    def signed_barrier(self, marks: tuple[int, int], what: str) -> bool:
+    def signed_barrier(self, marks: tuple[int, int], description: str) -> bool:
         """Arrive, and wait until every rank has arrived as often: what they wrote before can be read then.
 
         Return whether all ranks came with the same `marks_of` a signature: all get the same answer.
@@ -122,7 +122,7 @@ class Flags:
         self.mine[word] = value
         same = True  # `arrive` and `wait_for_all`, written out: 0.25 us less (measured)
         for line in self.others:
-            if line[word] != value and not self._comes(line, word, value, what):
+            if line[word] != value and not self._comes(line, word, value, description):
                 same = False
         self.fence()
         return same
@@ -135,11 +135,11 @@ class Flags:
         self.mine[word] = value
         return word, value
 
-    def wait_for_all(self, word: int, value: int, what: str) -> bool:
+    def wait_for_all(self, word: int, value: int, description: str) -> bool:
         """End a barrier that `arrive` began: return whether all ranks came with the same signature."""
         same = True
         for line in self.others:
-            if line[word] != value and not self._comes(line, word, value, what):
+            if line[word] != value and not self._comes(line, word, value, description):
                 same = False
         self.fence()
         return same
@@ -159,15 +159,15 @@ class Flags:
         self.fence()
         return same
 
-    def barrier(self, what: str) -> None:
+    def barrier(self, description: str) -> None:
         """Wait for all ranks, without a signature."""
-        self.signed_barrier(UNSIGNED, what)
+        self.signed_barrier(UNSIGNED, description)
 
-    def subset_barrier(self, ranks: list[int], what: str) -> None:
+    def subset_barrier(self, ranks: list[int], description: str) -> None:
         """Wait for some of the ranks, this one among them: each pair counts its barriers."""
         if len(ranks) == self.size:
-            return self.barrier(what)
-        self.wait_for_subset(self.arrive_at_subset(ranks), what)
+            return self.barrier(description)
+        self.wait_for_subset(self.arrive_at_subset(ranks), description)
 
     def arrive_at_subset(self, ranks: list[int]) -> dict[int, int]:
         """Begin a barrier of some ranks: return what each of the others has to have counted with this one."""
@@ -177,13 +177,13 @@ class Flags:
             self.mine[Word.PAIRS + r] += 1
         return {r: self.mine[Word.PAIRS + r] for r in others}
 
-    def wait_for_subset(self, counts: dict[int, int], what: str) -> None:
+    def wait_for_subset(self, counts: dict[int, int], description: str) -> None:
         """End a barrier that `arrive_at_subset` began."""
         mine = Word.PAIRS + self.rank
         for r, count in counts.items():
             line = self.lines[r]
             if line[mine] < count:
-                self._wait(line, lambda line, count=count: line[mine] >= count, what, [(r, line)])
+                self._wait(line, lambda line, count=count: line[mine] >= count, description, [(r, line)])
         self.fence()
 
     def subset_arrived(self, counts: dict[int, int]) -> bool:
@@ -200,11 +200,11 @@ class Flags:
         self.fence()
         self.mine[word] = value
 
-    def wait_until(self, word: int, value: int, what: str) -> None:
+    def wait_until(self, word: int, value: int, description: str) -> None:
         """Wait until a word of every rank is at least `value`."""
         for line in self.others:
             if line[word] < value:
-                self._wait(line, lambda line: line[word] >= value, what)
+                self._wait(line, lambda line: line[word] >= value, description)
         self.fence()
 
     def read_all(self, word: int) -> list[int]:
@@ -254,17 +254,17 @@ class Flags:
             return False
         return True
 
-    def _comes(self, line, word, shown, what):
+    def _comes(self, line, word, shown, description):
         """Wait for a rank, and say whether it shows the same."""
         for _ in range(self.spins):
             if line[word] == shown:
                 return True
-        self._wait(line, lambda line: line[word] == GONE or not (line[word] ^ shown) & 1, what)
+        self._wait(line, lambda line: line[word] == GONE or not (line[word] ^ shown) & 1, description)
         if (shows := line[word]) == GONE:
             self.refuse_aborted()
         return shows == shown
 
-    def _wait(self, line, there, what, expected=None):
+    def _wait(self, line, there, description, expected=None):
         """Spin, then yield the core, and let MPI make the progress that a late rank may be waiting for.
 
         Every wait that lasts is here, and aborts where it ends early. (A plan aborts, too, where an
@@ -281,16 +281,16 @@ class Flags:
         calls, before = self.calls, self.calls.current
         if before is None:
             calls.others += 1
-            calls.current = Doing("a wait in node memory", (what,), {}, late=late)
+            calls.current = Doing("a wait in node memory", (description,), {}, late=late)
         try:
-            self._wait_long(line, there, what, expected)
+            self._wait_long(line, there, description, expected)
         except BaseException as error:
-            self.abort(cause_of(error, f"rank {self.rank}", what), is_rank_death(error))
+            self.abort(cause_of(error, f"rank {self.rank}", description), is_rank_death(error))
             raise
         finally:
             calls.current = before
 
-    def _wait_long(self, line, there, what, expected):
+    def _wait_long(self, line, there, description, expected):
         pause, probe, clock = os.sched_yield, self.comm.Iprobe, Awake()
         rounds = 0
         while not there(line):
@@ -307,7 +307,7 @@ class Flags:
                 if waited > self.limit:
                     late = [rank for rank, other in expected if not there(other)]
                     raise TimeoutError(
-                        f"rank {self.rank} has waited {waited:.1f} s in {what}: "
+                        f"rank {self.rank} has waited {waited:.1f} s in {description}: "
                         f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))} of {self.size} did not come"
                     )
 

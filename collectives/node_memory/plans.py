@@ -48,10 +48,10 @@ def allreduce(
     s = x if send is None else flattened(send, "send")
     check_arrays(s, x, x.size)
     name, _ = operation(op, x.dtype)
-    what = f"allreduce({name}, {x.size} {x.dtype})"
+    description = f"allreduce({name}, {x.size} {x.dtype})"
     arrays, options = ({"x": x}, {}) if s is x else ({"x": x, "s": s}, {"send": "s"})
     both = shared.small if x.nbytes <= SMALL_PRIVATE_BYTES else shared.slots, shared.arrays
-    return bind_either(window, what, both, {"x": x}, x.size, arrays, op, private, plan_options, **options)
+    return bind_either(window, description, both, {"x": x}, x.size, arrays, op, private, plan_options, **options)
 
 
 def reduce(
@@ -64,12 +64,12 @@ def reduce(
     if x is not None:
         check_arrays(s, x, x.size)
     name, _ = operation(op, s.dtype)
-    what = f"reduce({name}, {s.size} {s.dtype}, root {root})"
+    description = f"reduce({name}, {s.size} {s.dtype}, root {root})"
     arrays, options = {"x": x, "s": s}, {"send": "s", "root": root}
     through_slots = shared.small if s.nbytes <= SMALL_BYTES else shared.slots
     return bind_either(
         window,
-        what,
+        description,
         (through_slots, shared.arrays_reduce),
         {"s": s},
         s.size,
@@ -95,9 +95,11 @@ def reduce_scatter(
     lo, hi = cuts[window.rank]
     check_arrays(s, x, hi - lo, f"recv of rank {window.rank}")
     name, _ = operation(op, x.dtype)
-    what = f"reduce_scatter({name}, {[b - a for a, b in cuts]} {x.dtype})"
+    description = f"reduce_scatter({name}, {[b - a for a, b in cuts]} {x.dtype})"
     both = shared.slots_reduce_scatter, shared.arrays_reduce_scatter
-    return bind_either(window, what, both, {"x": s}, cuts, {"x": s, "y": x}, op, plan_options=plan_options, recv="y")
+    return bind_either(
+        window, description, both, {"x": s}, cuts, {"x": s, "y": x}, op, plan_options=plan_options, recv="y"
+    )
 
 
 def allgather(window, send: np.ndarray | None, recv: np.ndarray, counts=None, private=None, **plan_options) -> Plan:
@@ -115,22 +117,22 @@ def allgather(window, send: np.ndarray | None, recv: np.ndarray, counts=None, pr
     lo, hi = cuts[window.rank]
     s = x[lo:hi] if send is None else flattened(send, "send")
     check_arrays(x, s, hi - lo, f"send of rank {window.rank}")
-    what = f"allgather({[b - a for a, b in cuts]} {x.dtype})"
+    description = f"allgather({[b - a for a, b in cuts]} {x.dtype})"
     arrays, options = ({"x": x}, {}) if send is None else ({"x": x, "s": s}, {"send": "s"})
     both = shared.slots_allgather, shared.arrays_allgather
     return bind_either(
-        window, what, both, {"x": x}, cuts, arrays, private=private, plan_options=plan_options, **options
+        window, description, both, {"x": x}, cuts, arrays, private=private, plan_options=plan_options, **options
     )
 
 
 def broadcast(window, x: np.ndarray, root: int = 0, private=None, **plan_options) -> Plan:
     """x = x of the root. `private` as of allgather."""
     check_root(window, root)
-    what = f"broadcast({x.size} {x.dtype}, root {root})"
+    description = f"broadcast({x.size} {x.dtype}, root {root})"
     x = flattened(x, "x")
     both = shared.slots_broadcast, shared.arrays_broadcast
     return bind_either(
-        window, what, both, {"x": x}, x.size, {"x": x}, private=private, plan_options=plan_options, root=root
+        window, description, both, {"x": x}, x.size, {"x": x}, private=private, plan_options=plan_options, root=root
     )
 
 
@@ -160,7 +162,7 @@ def peers(window, x: np.ndarray) -> Peers | None:
     return None
 
 
-def bind_either(window, what, pair, named, count, arrays, op=None, private=None, plan_options=None, **options):
+def bind_either(window, description, pair, named, count, arrays, op=None, private=None, plan_options=None, **options):
     """Plan one of two schedules: through slots, or the second where the arrays that others name are shared.
 
     Parameters
@@ -172,19 +174,19 @@ def bind_either(window, what, pair, named, count, arrays, op=None, private=None,
     plan_options = plan_options or {}
     peers = {name: window.peers(array) for name, array in named.items()}
     if max(array.nbytes for array in named.values()) > SMALL_BYTES and None not in peers.values():
-        return bind(window, what, pair[1], count, arrays, op, peers=peers, plan_options=plan_options, **options)
+        return bind(window, description, pair[1], count, arrays, op, peers=peers, plan_options=plan_options, **options)
     if private is not None:
         after = [private, *plan_options.get("after", ())]
-        return bind(window, what, shared.barrier, None, {}, plan_options=plan_options | {"after": after})
-    return bind(window, what, pair[0], count, arrays, op, plan_options=plan_options, **options)
+        return bind(window, description, shared.barrier, None, {}, plan_options=plan_options | {"after": after})
+    return bind(window, description, pair[0], count, arrays, op, plan_options=plan_options, **options)
 
 
-def bind(window, what, schedule, count, arrays, op=None, peers=None, plan_options=None, **options) -> Plan:
+def bind(window, description, schedule, count, arrays, op=None, peers=None, plan_options=None, **options) -> Plan:
     """Bind a schedule to memory: the arrays that are given, those of peers, and slots.
 
     Parameters
     ----------
-    what : str
+    description : str
         The call in words.
     schedule : generator function of algorithms/shared.py
     count : elements, or each rank's block
@@ -208,20 +210,20 @@ def bind(window, what, schedule, count, arrays, op=None, peers=None, plan_option
     for name, place in peers.items():
         buffers |= {(name, rank): MPI.buffer(chunk) for rank, chunk in zip(ranks, place.parts, strict=True)}
     keep = [*plan_options.pop("keep", ()), op]
-    agree, split = first_barrier(window, what, [place.place for place in peers.values()], program.epoch_parity)
+    agree, split = first_barrier(window, description, [place.place for place in peers.values()], program.epoch_parity)
     return Plan(
         program,
         plan_options.pop("comm", None),
         buffers,
         extent=dtype.itemsize,
         sum_into=partial(sum_into, op, dtype, keep.append),
-        barrier=partial(barrier_of, window, what, ranks),
+        barrier=partial(barrier_of, window, description, ranks),
         agree=agree,
-        split_barrier=lambda step, first: split() if first else split_barrier_of(window, what, ranks, step),
+        split_barrier=lambda step, first: split() if first else split_barrier_of(window, description, ranks, step),
         slots=window,
         keep=keep,
         owners=[place.owner for place in peers.values()],
-        on_abort=partial(window.abort, what),
+        on_abort=partial(window.abort, description),
         **plan_options,
     )
 
@@ -229,10 +231,10 @@ def bind(window, what, schedule, count, arrays, op=None, peers=None, plan_option
 @lru_cache(maxsize=256)
 def compiled(schedule, rank, size, count, round_once, options) -> Program:
     """Return a rank's program of a schedule, which is given those of the options that it takes."""
-    known = signature(schedule).parameters
+    parameters = signature(schedule).parameters
     counted = () if count is None else (count,)
-    taken = {name: value for name, value in options if name in known}
-    return Program(schedule(rank, size, *counted, **taken), rank, round_once=round_once, fused=True)
+    passed = {name: value for name, value in options if name in parameters}
+    return Program(schedule(rank, size, *counted, **passed), rank, round_once=round_once, fused=True)
 
 
 def blocks_of(window, total, counts):
@@ -262,6 +264,6 @@ def check_arrays(send, recv, size, name=None):
     """Refuse arrays of two dtypes, and of another size than is needed."""
     if send.dtype != recv.dtype:
         raise TypeError(f"send holds {send.dtype}, recv {recv.dtype}")
-    for what, array in (("send", send), ("recv", recv)) if name is None else ((name, recv),):
+    for description, array in (("send", send), ("recv", recv)) if name is None else ((name, recv),):
         if array.size != size:
-            raise ValueError(f"{what} has {array.size} elements where {size} are needed")
+            raise ValueError(f"{description} has {array.size} elements where {size} are needed")

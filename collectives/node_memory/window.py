@@ -109,9 +109,9 @@ class SharedWindow:
             raise
         self.slots = [slots[rank][SHIFT : SHIFT + 2 * SLOT_BYTES].reshape(2, SLOT_BYTES) for rank in range(self.size)]
 
-    def abort(self, what: str, error: BaseException, place: str = "") -> None:
+    def abort(self, description: str, error: BaseException, place: str = "") -> None:
         """Mark the window aborted: this rank has ended a call early, and no later one can be trusted, on any rank."""
-        self.flags.abort(cause_of(error, f"rank {self.rank}", what), is_rank_death(error))
+        self.flags.abort(cause_of(error, f"rank {self.rank}", description), is_rank_death(error))
         self.on_abort(error, place)
 
     def empty(self, shape: int | tuple[int, ...], dtype=float) -> np.ndarray:

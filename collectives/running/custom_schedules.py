@@ -33,15 +33,15 @@ def compile_function(planner, key, operation, function, count, itemsize, float16
     title = f"{operation} by {getattr(function, '__name__', function)}, {planner.size} ranks"
     if planner.size > MOST_RANKS:
         raise ValueError(f"{title}: more than {MOST_RANKS}: compile the rounds of each rank")
-    taken = signature(function).parameters
-    if options.get("root") and "root" not in taken:
+    parameters = signature(function).parameters
+    if options.get("root") and "root" not in parameters:
         raise ValueError(f"{title}: root {options['root']}, but the algorithm has no parameter root: it is rank 0")
     offered = options | {"nodes": planner.nodes, "segment": max(1, SEGMENT_BYTES // itemsize)}
-    passed = {name: value for name, value in offered.items() if name in taken}
+    passed = {name: value for name, value in offered.items() if name in parameters}
     few = 2 * planner.size + (operation != "alltoall")
 
     def rounds(rank, size, *count, **more):
-        more = {name: value for name, value in more.items() if name in taken}
+        more = {name: value for name, value in more.items() if name in parameters}
         for steps in rounds_of(rank, function(rank, size, *count, **(passed | more))):
             if computed := [] if mistake_in(steps) else [s for s in steps if isinstance(s, Compute)]:
                 raise ValueError(
@@ -50,16 +50,20 @@ def compile_function(planner, key, operation, function, count, itemsize, float16
             yield steps
 
     try:
-        small = {"into": blocks_of(few, planner.size)} if "into" in taken else {}
+        small = {"into": blocks_of(few, planner.size)} if "into" in parameters else {}
         prove(operation, partial(rounds, **small), planner.size, few, options.get("root", 0), ordered=ordered)
-        every = [live_rounds(rounds(r, planner.size, *count), r) for r in range(planner.size)]
+        rounds_of_ranks = [live_rounds(rounds(r, planner.size, *count), r) for r in range(planner.size)]
         elements = max((blocks(n, planner.size)(r)[1] for n in count for r in range(planner.size)), default=0)
-        simulate_lengths(every, [{"x": elements, "y": elements}] * planner.size)
+        simulate_lengths(rounds_of_ranks, [{"x": elements, "y": elements}] * planner.size)
     except ScheduleError as error:
         error.add_note(f"found before anything was sent: {title}")
         raise
-    named = named_by_others(every, planner.nodes)
-    live = every[planner.rank] if named is None else between_barriers(every[planner.rank], planner.here)
+    named = named_by_others(rounds_of_ranks, planner.nodes)
+    live = (
+        rounds_of_ranks[planner.rank]
+        if named is None
+        else between_barriers(rounds_of_ranks[planner.rank], planner.here)
+    )
     program = Program(live, planner.rank, round_once=float16, shared=named is not None)
     program.named, program.key = named, key
     return program
@@ -89,11 +93,11 @@ def compile_rounds(planner, rounds, op, buffers, computations) -> Plan:
     for rank, (message, *_) in enumerate(answers):
         if message:
             raise ValueError(f"compile: rank {rank} has a mistake in its schedule: {message}")
-    every, lengths = [each[1] for each in answers], [each[2] for each in answers]
+    rounds_of_ranks, lengths = [each[1] for each in answers], [each[2] for each in answers]
     own = None
-    if None not in every:
-        simulate_lengths(every, lengths)
-        program.named = named_by_others(every, planner.nodes)
+    if None not in rounds_of_ranks:
+        simulate_lengths(rounds_of_ranks, lengths)
+        program.named = named_by_others(rounds_of_ranks, planner.nodes)
     elif sharing := [rank for rank, (*_, near) in enumerate(answers) if near]:
         raise ValueError(
             f"compile: rank {sharing[0]} has a Barrier or names others' buffers, in a schedule of more than "
@@ -150,7 +154,7 @@ class Named(NamedTuple):
     written: set[tuple[str, int]]
 
 
-def named_by_others(every, nodes) -> Named | None:
+def named_by_others(rounds_of_ranks, nodes) -> Named | None:
     """Return what ranks name of each other's buffers; None for a schedule without shared memory.
 
     Parameters
@@ -165,7 +169,7 @@ def named_by_others(every, nodes) -> Named | None:
     """
     lengths: dict[str, int] = {}
     named, written, barriers = set(), set(), False
-    for rank, rounds in enumerate(every):
+    for rank, rounds in enumerate(rounds_of_ranks):
         for number, steps in enumerate(rounds):
             for s in steps:
                 places, barriers = reads(s, rank) + writes(s, rank), barriers or isinstance(s, Barrier)

@@ -105,7 +105,7 @@ class PlanCache(dict):
 
     def put(self, key: Hashable, plan: Plan) -> Plan:
         """Keep a plan under a key that is not in the cache, and free those that are gone or have become too many."""
-        for orphan in [each for each, other in self.items() if other.orphaned]:
+        for orphan in [key_of_orphan for key_of_orphan, plan_of_key in self.items() if plan_of_key.orphaned]:
             self.drop(orphan)
         self.bytes += plan.bytes
         chances = 2 * len(self)

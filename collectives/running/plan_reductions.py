@@ -190,9 +190,11 @@ def two_level(planner, send, x, op, message):
         "size": planner.size,
         "keep": (op, message.datatype),
     }
-    what = f"allreduce({describe(op)}, {x.size} {x.dtype} over nodes)"
+    description = f"allreduce({describe(op)}, {x.size} {x.dtype} over nodes)"
     both = shared.two_level, shared.two_level_arrays
-    return bind_either(planner.window, what, both, arrays, x.size, arrays, op, plan_options=plan_options, **options)
+    return bind_either(
+        planner.window, description, both, arrays, x.size, arrays, op, plan_options=plan_options, **options
+    )
 
 
 def ordered(op) -> bool:

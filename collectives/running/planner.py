@@ -190,25 +190,27 @@ class Planner:
 
         `own` says where the buffers that ranks name of each other lie; by default in copies that all can see.
         """
-        kept, elements = [*keep], {}
+        references, elements = [*keep], {}
         dtype = np.dtype(np.uint8) if message is None else message.elements.dtype
         if message is not None:
-            kept += [op, message.datatype]  # grows by what the sums of float16 need
+            references += [op, message.datatype]  # grows by what the sums of float16 need
             elements = {"datatype": message.datatype, "extent": message.itemsize}
             if op is not None:
                 elements |= self.reducing(message, op)
-                elements["sum_into"] = partial(sum_into, op, dtype, kept.append)
+                elements["sum_into"] = partial(sum_into, op, dtype, references.append)
         if program.named is not None:
             extent = elements.get("extent", 1)
-            seen = self.copies_of(program, extent) if own is None else own
-            mine = {name: parts[self.rank] for name, parts in seen.items()}
-            pairs = {name: (mine[name], buffers[name]) for name in mine if name in buffers}
+            shared = self.copies_of(program, extent) if own is None else own
+            own_parts = {name: parts[self.rank] for name, parts in shared.items()}
+            pairs = {name: (own_parts[name], buffers[name]) for name in own_parts if name in buffers}
             copies = {name: (a[: b.nbytes], b) for name, (a, b) in pairs.items() if a.address != b.address}
             changed = [pair for name, pair in copies.items() if (name, self.rank) in program.named.written]
             before = [*before, *(copying(a, b) for a, b in copies.values())]
             after = [*(copying(b, a) for a, b in changed), *after]
-            others = {(name, r): part for name, parts in seen.items() for r, part in parts.items() if r != self.rank}
-            buffers = buffers | mine | others
+            parts_of_others = {
+                (name, r): part for name, parts in shared.items() for r, part in parts.items() if r != self.rank
+            }
+            buffers = buffers | own_parts | parts_of_others
         return Plan(
             program,
             self.comm,
@@ -221,7 +223,7 @@ class Planner:
             synchronous=self.synchronous,
             before=before,
             after=after,
-            keep=kept,
+            keep=references,
             on_abort=self.on_abort,
         )
 
