@@ -68,7 +68,7 @@ class Loss(Configured):
         """Rows of a sample that have a loss: 1, or the positions of a sequence."""
         return math.prod(out_shape[:-1])
 
-    def kept(self, target: np.ndarray) -> np.ndarray | None:
+    def mask(self, target: np.ndarray) -> np.ndarray | None:
         """Return a mask of the rows that are not ignored, of the shape of the targets; None if no row can be."""
         return None
 
@@ -244,7 +244,7 @@ class NLLLoss(Loss):
             refuse(target, bad, f"is out of range: there are {known} class weights, 0 to {known - 1}")
         return float(self.row_weights(labels, np.float64)[2].sum())
 
-    def kept(self, target):
+    def mask(self, target):
         return None if self.ignore_index is None else target != self.ignore_index
 
     def check(self, z: np.ndarray, target: np.ndarray) -> np.ndarray:

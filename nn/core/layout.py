@@ -81,7 +81,7 @@ class Layout:
         self.size = 0
         self.shared: set[str] = set()
         self._ties: dict[str, tuple[str, Spec]] = {}  # full name of a tied array -> that of its owner, and its Spec
-        self._place(specs, "")
+        self._add_tree(specs, "")
         self.own, self.count = self.size, sum(math.prod(spec.shape) for spec in self.specs.values())
         self.borrowed: set[str] = set()
         self.duplicates = set(duplicates)
@@ -91,10 +91,10 @@ class Layout:
             self._tie()
         self.names = tuple(names) or tuple(self.specs)
 
-    def _place(self, tree: dict, prefix: str) -> None:
+    def _add_tree(self, tree: dict, prefix: str) -> None:
         for name, entry in reversed(tree.items()) if _is_container(tree) else tree.items():
             if isinstance(entry, dict):
-                self._place(entry, f"{prefix}{name}.")
+                self._add_tree(entry, f"{prefix}{name}.")
             elif entry.tied:
                 self._ties[prefix + name] = entry.tied, entry
             elif entry.buffer == self._buffers:

@@ -259,12 +259,12 @@ def _cut(total: int, index: int | None, count: int, virtual: int | None = None) 
     if index is None:
         return 0, 0
     if virtual is None:
-        return _part(total, index, count)
-    first, last = _part(virtual, index, count)
-    return _part(total, first, virtual)[0], _part(total, last - 1, virtual)[1]
+        return _nearly_equal_part(total, index, count)
+    first, last = _nearly_equal_part(virtual, index, count)
+    return _nearly_equal_part(total, first, virtual)[0], _nearly_equal_part(total, last - 1, virtual)[1]
 
 
-def _part(count: int, i: int, n: int) -> tuple[int, int]:
+def _nearly_equal_part(count: int, i: int, n: int) -> tuple[int, int]:
     """(lo, hi) of part i of `count` elements cut into n: the first count % n parts are one longer."""
     size, longer = divmod(count, n)
     lo = size * i + min(i, longer)

@@ -51,11 +51,11 @@ def hold_out(train: Dataset, validation: float, seed: int = 0, in_order: bool = 
             "nothing would be left to train on; hold out fewer, or 0 for none"
         )
     if in_order:
-        return _part(train, slice(left)), _part(train, slice(left, None))
+        return _subset(train, slice(left)), _subset(train, slice(left, None))
     drawn = np.random.default_rng(np.random.SeedSequence([seed, *b"validation"])).permutation(len(train))
     if train.y.dtype.kind in "iu" and train.y.ndim == 1:
         drawn = _stratified(np.asarray(train.y)[drawn], count, drawn)
-    return _part(train, np.sort(drawn[count:])), _part(train, np.sort(drawn[:count]))
+    return _subset(train, np.sort(drawn[count:])), _subset(train, np.sort(drawn[:count]))
 
 
 def _stratified(labels: np.ndarray, count: int, drawn: np.ndarray) -> np.ndarray:
@@ -88,7 +88,7 @@ def _stratified(labels: np.ndarray, count: int, drawn: np.ndarray) -> np.ndarray
     return np.concatenate([drawn[chosen], drawn[~chosen]])
 
 
-def _part(dataset: Dataset, rows: slice | np.ndarray) -> Dataset:
+def _subset(dataset: Dataset, rows: slice | np.ndarray) -> Dataset:
     """The samples at `rows`."""
     some = copy.copy(dataset)
     view = Rows if dataset.mapped and not isinstance(rows, slice) else lambda array, rows: array[rows]

@@ -1,7 +1,7 @@
 """A layer as plain text and back: its class by name, its arguments by theirs, layers inside layers.
 
     describe(Linear(3, 2))   {"layer": "Linear", "arguments": {"in_features": 3, "out_features": 2, "bias": true, ...}}
-    make({"layer": "Linear", "arguments": {...}})   Linear(3, 2)
+    make_layer({"layer": "Linear", "arguments": {...}})   Linear(3, 2)
 
 The rule that makes this possible: **a layer keeps every argument of its constructor under the argument's name**, as
 Linear does with self.in_features. Then nothing has to be written for a new layer but `register`. A file names classes
@@ -100,7 +100,7 @@ def _plain(value, where: str):
     raise TypeError(f"{where} is {brief(value)}: files hold numbers, texts, None, layers, and lists of these")
 
 
-def make(description: Any) -> Layer:
+def make_layer(description: Any) -> Layer:
     """Return the layer of a description, as `describe` makes it.
 
     Raises
@@ -126,7 +126,7 @@ def make(description: Any) -> Layer:
     known = arguments_of(kind)
     if foreign := given.keys() - known.keys():
         raise ValueError(f"{name} takes no {brief(sorted(foreign)[0])}; it takes {', '.join(known) or 'nothing'}")
-    positional, named = [], {argument: _made(value) for argument, value in given.items()}
+    positional, named = [], {argument: _argument(value) for argument, value in given.items()}
     for argument in [a for a, parameter in known.items() if parameter.kind is parameter.VAR_POSITIONAL]:
         many = named.pop(argument, ())
         if not isinstance(many, tuple):
@@ -139,13 +139,13 @@ def make(description: Any) -> Layer:
         raise ValueError(f"{name} cannot be made of {brief(given)}: {brief(error, 300)}") from error
 
 
-def _made(value):
+def _argument(value):
     if isinstance(value, list):
-        return tuple(_made(part) for part in value)
+        return tuple(_argument(part) for part in value)
     if not isinstance(value, dict):
         return value
     if value.keys() != {"initializer"}:
-        return make(value)
+        return make_layer(value)
     return lookup("initializer", value["initializer"])
 
 

@@ -28,7 +28,7 @@ from nn.core.memory_pool import MemoryPool
 from nn.core.network import Network
 from nn.data.arrays import NUMBERS, TEXT, Archive, ArrayError
 from nn.files import safetensors
-from nn.files.description import brief, describe, make
+from nn.files.description import brief, describe, make_layer
 from nn.reading import free_memory
 from nn.training.checkpoints import replacing, write_npz
 from nn.training.prediction import BATCH, predict_in_batches
@@ -230,7 +230,7 @@ def as_path(file: str | os.PathLike) -> Path:
     return Path(file)
 
 
-def checked(what: str, about: Mapping[str, Any] | None) -> dict[str, Any]:
+def as_json(what: str, about: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return `about` as JSON holds it: names are texts; TypeError where it cannot."""
     if not isinstance(about, Mapping | None):
         raise TypeError(f"{what}: about must be a dict, given {about!r:.80}")
@@ -284,7 +284,7 @@ def _text(network: Network, about: Mapping[str, Any] | None) -> str:
         raise ValueError(f"{network.name} is a part of a network: save the whole one")
     description = {"format": FORMAT, "name": network.name, "in_shape": network.in_shape, "dtype": network.dtype.name}
     description["mixed"] = network.mixed
-    text = json.dumps(description | {"root": describe(network.root), "about": checked("save", about)})
+    text = json.dumps(description | {"root": describe(network.root), "about": as_json("save", about)})
     again, _ = _network(text)
     if problem := _other(_kinds(network), _kinds(again)) or _changed(describe(network.root), describe(again.root)):
         raise ValueError(
@@ -332,7 +332,7 @@ def _network(text: str) -> tuple[Network, dict]:
         raise ValueError(f"expected dtype, name, about and mixed, given {brief((dtype, name, about, mixed))}")
     if (depth := _depth(description.get("root"))) > DEEPEST:
         raise ValueError(f"{depth} layers inside each other, and at most {DEEPEST} are read")
-    root = make(description.get("root"))
+    root = make_layer(description.get("root"))
     try:
         return Network(root, tuple(shape), dtype, name, mixed=mixed), about
     except Exception as error:  # of layers that no program puts together

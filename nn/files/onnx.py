@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nn.files.model import Model, as_path, check_model, checked, on_writer
+from nn.files.model import Model, as_json, as_path, check_model, on_writer
 from nn.files.onnx_graph import Graph
 from nn.files.onnx_layers import nodes_of
 from nn.training.checkpoints import write_atomically
@@ -43,7 +43,7 @@ def export_onnx(model: Any, file: str | Path, about: Mapping[str, Any] | None = 
     """
     check_model("export_onnx", model)
     file = as_path(file)
-    about = checked("export_onnx", about)
+    about = as_json("export_onnx", about)
     on_writer(model, lambda found: _write(found, file, about))
     return file
 

@@ -25,7 +25,14 @@ from nn.layers.blockwise import causal_mask
 from nn.layers.convolution import Conv2d
 from nn.layers.dense import Linear, TiedLinear
 from nn.layers.dropout import Dropout
-from nn.layers.embedding import Embedding, LearnedPositions, RotaryPositions, SinusoidalPositions, sinusoids, turns
+from nn.layers.embedding import (
+    Embedding,
+    LearnedPositions,
+    RotaryPositions,
+    SinusoidalPositions,
+    rotary_angles,
+    sinusoids,
+)
 from nn.layers.experts import MixtureOfExperts
 from nn.layers.normalization import LayerNorm, LocalResponseNorm, RMSNorm
 from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, GlobalMaxPool2d, MaxPool2d
@@ -142,7 +149,7 @@ def _(layer, x, p, s, shape, graph):
 
 def _rotated(x, positions, features: int, graph):
     """What nn.layers.embedding.rotate does to x (..., T, features)."""
-    cos, sin = (np.repeat(table, 2, axis=1) for table in turns(positions, features, np.dtype(np.float32)))
+    cos, sin = (np.repeat(table, 2, axis=1) for table in rotary_angles(positions, features, np.dtype(np.float32)))
     swapped = graph.node("Gather", x, np.arange(features) ^ 1, axis=-1)  # 1 0 3 2 ...
     signs = np.where(np.arange(features) % 2, sin, -sin)
     return graph.node("Add", graph.node("Mul", x, cos), graph.node("Mul", swapped, signs))

@@ -109,12 +109,12 @@ class Tensors(Mapping):
             self.metadata: dict[str, str] = header.pop("__metadata__", {})
             if not isinstance(self.metadata, dict) or not all(isinstance(v, str) for v in self.metadata.values()):
                 raise self._wrong("__metadata__ must hold texts by name")
-            self._places = {name: self._place(name, entry) for name, entry in header.items()}
+            self._entries = {name: self._checked_entry(name, entry) for name, entry in header.items()}
             self._check_cover(size - 8 - length)
             self._bytes = np.memmap(raw, np.uint8, "r", 8 + length) if size > 8 + length else np.zeros(0, np.uint8)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        code, shape, start, end = self._places[name]
+        code, shape, start, end = self._entries[name]
         raw = self._bytes[start:end]
         if code == BFLOAT16:
             return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
@@ -123,10 +123,10 @@ class Tensors(Mapping):
         return raw.view(DTYPES[code]).reshape(shape)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._entries)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entries)
 
     def _wrong(self, why: str) -> TensorError:
         return TensorError(f"{self.file}: no safetensors file: {why if len(why) < 400 else why[:400] + '...'}")
@@ -145,7 +145,7 @@ class Tensors(Mapping):
         except ValueError as error:
             raise self._wrong(f"its header is not right ({error})") from error
 
-    def _place(self, name: str, entry) -> tuple[str, tuple[int, ...], int, int]:
+    def _checked_entry(self, name: str, entry) -> tuple[str, tuple[int, ...], int, int]:
         """(code of the dtype, shape, first byte, last byte) of an entry that is what it says."""
         if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
             raise self._wrong(f"{name!r:.80} must have a dtype, a shape and data_offsets, given {entry!r:.80}")
@@ -168,7 +168,7 @@ class Tensors(Mapping):
     def _check_cover(self, size: int) -> None:
         """Refuse arrays that overlap, leave a hole, or end before or behind the file's end."""
         at = 0
-        for name, (_, _, start, end) in sorted(self._places.items(), key=lambda entry: entry[1][2:]):
+        for name, (_, _, start, end) in sorted(self._entries.items(), key=lambda entry: entry[1][2:]):
             if start != at:
                 raise self._wrong(
                     f"{name!r:.80} begins at byte {start} of the numbers, where the one before ends at {at}"

@@ -83,7 +83,7 @@ class BatchNorm(Layer):
         if ctx.training and (len(x) or self.synchronized):
             count, mean, var = self._moments(rows, x.size // features, features, ctx) or (count, mean, var)
         if count is not None:  # else evaluation; or no samples, of which there is nothing to normalise
-            self._remember(count, mean, var, ctx.buffers)
+            self._update_running(count, mean, var, ctx.buffers)
         scale = 1 / np.sqrt(var + self.eps)
         y = ctx.empty(x.shape, x.dtype)
         slope = p.gamma * scale
@@ -165,7 +165,7 @@ class BatchNorm(Layer):
             _add_up(part, part, partial[:, i], ctx)
         return _collect(partial, features)
 
-    def _remember(self, count, mean, var, state):
+    def _update_running(self, count, mean, var, state):
         keep = 1 - self.momentum
         state.mean[...] = keep * state.mean + self.momentum * mean
         state.var[...] = keep * state.var + self.momentum * (count / (count - 1)) * var

@@ -188,7 +188,7 @@ class RotaryPositions(Layer):
 
 def rotate(x: np.ndarray, positions: np.ndarray, backward: bool = False) -> None:
     """Turn the pairs of features of x (..., T, D) by the angles of their positions (T,), in place; backward: back."""
-    cos, sin = turns(positions, x.shape[-1], x.dtype)
+    cos, sin = rotary_angles(positions, x.shape[-1], x.dtype)
     if backward:
         sin = -sin
     even, odd = x[..., 0::2], x[..., 1::2]
@@ -198,13 +198,13 @@ def rotate(x: np.ndarray, positions: np.ndarray, backward: bool = False) -> None
     even[...] = turned
 
 
-def turns(positions: np.ndarray, features: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+def rotary_angles(positions: np.ndarray, features: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Return cosine and sine, (T, features / 2), of the angle of each position and pair of features."""
-    return _turns(np.ascontiguousarray(positions, np.int64).tobytes(), features, dtype)
+    return _rotary_table(np.ascontiguousarray(positions, np.int64).tobytes(), features, dtype)
 
 
 @functools.lru_cache(maxsize=8)
-def _turns(positions: bytes, features: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+def _rotary_table(positions: bytes, features: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Cosine and sine, (T, D/2), of the angle of each position and pair of features."""
     rates = np.exp(np.arange(features // 2) * (-2 * math.log(10000) / features))
     angles = np.frombuffer(positions, np.int64)[:, None] * rates

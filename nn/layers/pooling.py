@@ -206,8 +206,9 @@ class AdaptiveAvgPool2d(_Averages):
         return tuple(_even_average(n, m, dtype) for n, m in zip(size, self.output_size, strict=True))
 
 
-class GlobalPool(Layer):
-    """Base of one value for each channel of an image."""
+@register("layer")
+class GlobalAvgPool2d(Layer):
+    """The mean of each channel: (N, H, W, C) to (N, C)."""
 
     output = gradient = "new"
     channelwise = True
@@ -215,11 +216,6 @@ class GlobalPool(Layer):
     def specs(self, in_shape):
         check_image(in_shape)
         return {}, in_shape[2:]
-
-
-@register("layer")
-class GlobalAvgPool2d(GlobalPool):
-    """The mean of each channel: (N, H, W, C) to (N, C)."""
 
     def forward(self, p, x, ctx):
         positions = x.shape[1] * x.shape[2]
@@ -234,8 +230,15 @@ class GlobalAvgPool2d(GlobalPool):
 
 
 @register("layer")
-class GlobalMaxPool2d(GlobalPool):
+class GlobalMaxPool2d(Layer):
     """The largest value of each channel: (N, H, W, C) to (N, C); the first of equal ones gets the gradient."""
+
+    output = gradient = "new"
+    channelwise = True
+
+    def specs(self, in_shape):
+        check_image(in_shape)
+        return {}, in_shape[2:]
 
     def forward(self, p, x, ctx):
         flat = x.reshape(len(x), x.shape[1] * x.shape[2], x.shape[3])

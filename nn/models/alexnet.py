@@ -17,7 +17,7 @@ from nn.models.images import image_shape
 def alexnet(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:
     """Five convolutions and three linear layers; 60,965,224 parameters for 227x227x3 and 1000 classes."""
     height, width, channels = image_shape("alexnet", in_shape, at_least=67)
-    left = _left(height) * _left(width) * 256
+    left = _final_side(height) * _final_side(width) * 256
     return Sequential(
         *(Conv2d(channels, 96, 11, stride=4, init=he), activation(), _norm(), MaxPool2d(3, stride=2)),
         *(Conv2d(96, 256, 5, padding=2, groups=2, init=he), activation(), _norm(), MaxPool2d(3, stride=2)),
@@ -36,7 +36,7 @@ def _norm() -> LocalResponseNorm:
     return LocalResponseNorm(5, alpha=5e-4, beta=0.75, k=2.0)
 
 
-def _left(size: int) -> int:
+def _final_side(size: int) -> int:
     """What the convolutions and pools leave of a side: 227 -> 55 -> 27 -> 13 -> 6."""
     size = (size - 11) // 4 + 1
     for _ in range(3):

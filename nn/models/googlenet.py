@@ -171,8 +171,8 @@ class AuxiliaryLoss(Loss):
         """As of the loss of one row: each has the same targets."""
         return self.loss.weight(target)
 
-    def kept(self, target):
-        return self.loss.kept(target)
+    def mask(self, target):
+        return self.loss.mask(target)
 
     def __call__(self, z, target, total_weight, ctx):
         if z.ndim == 2:  # evaluation

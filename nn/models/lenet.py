@@ -34,7 +34,7 @@ def lenet5(in_shape: Shape, classes: int, *widths: int, activation: type[Layer] 
         activation(),
         MaxPool2d(2),
         Flatten(),
-        Linear(_left(height) * _left(width) * second, hidden, init=he),
+        Linear(_final_side(height) * _final_side(width) * second, hidden, init=he),
         activation(),
         Linear(hidden, classes),
     )
@@ -52,7 +52,7 @@ def lenet5_1998(in_shape: Shape, classes: int, activation: type[Layer] = Tanh) -
         activation(),
         AvgPool2d(2),
         Flatten(),
-        Linear(_left(height + 4) * _left(width + 4) * 16, 120),
+        Linear(_final_side(height + 4) * _final_side(width + 4) * 16, 120),
         activation(),
         Linear(120, 84),
         activation(),
@@ -60,6 +60,6 @@ def lenet5_1998(in_shape: Shape, classes: int, activation: type[Layer] = Tanh) -
     )
 
 
-def _left(size: int) -> int:
+def _final_side(size: int) -> int:
     """What two unpadded 5x5 convolutions, each pooled by 2, leave of a side."""
     return ((size - 4) // 2 - 4) // 2

@@ -170,7 +170,7 @@ class LBFGS:
             self._pairs.clear()  # once more, with the gradient alone
             return self.loss
         self.loss = found.loss
-        self._remember(found.step)
+        self._add_pair(found.step)
         return self.loss
 
     def state(self) -> dict[str, np.ndarray]:
@@ -210,7 +210,7 @@ class LBFGS:
             v.axpy("d", alpha - rho * v.dot(y, "d"), s)
         v.scale("d", -1.0)
 
-    def _remember(self, step: float) -> None:
+    def _add_pair(self, step: float) -> None:
         """Keep s = step d and y = g - g0, unless the curvature s.y along them is not clearly positive."""
         v = self.vectors
         v.scale("g0", -1.0)

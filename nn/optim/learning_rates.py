@@ -168,7 +168,7 @@ class Polynomial(_Schedule):
         return cls(lr, last, power, end, begin)
 
     def __call__(self, step: int) -> float:
-        return self.end + (self.lr - self.end) * (1 - _part(step, self.begin, self.steps)) ** self.power
+        return self.end + (self.lr - self.end) * (1 - _fraction(step, self.begin, self.steps)) ** self.power
 
 
 @register("schedule", "cosine")
@@ -194,7 +194,7 @@ class Cosine(_Schedule):
         return cls(lr, last, end, begin)
 
     def __call__(self, step: int) -> float:
-        wave = (1 + math.cos(math.pi * _part(step, self.begin, self.steps))) / 2
+        wave = (1 + math.cos(math.pi * _fraction(step, self.begin, self.steps))) / 2
         return self.end + (self.lr - self.end) * wave
 
 
@@ -232,7 +232,7 @@ def linear_scaling(lr: float, batch: int, base_batch: int) -> float:
     return lr * batch / base_batch
 
 
-def _part(step: int, begin: int, end: int) -> float:
+def _fraction(step: int, begin: int, end: int) -> float:
     """Where a step is between two others: 0 to 1."""
     return min(max(0.0, (step - begin) / (end - begin)), 1.0)
 

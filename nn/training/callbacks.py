@@ -59,7 +59,7 @@ class Progress(Callback):
         mean = training.loss_sum / (training.weight or 1)
         self.say(
             f"epoch {training.epoch + 1}/{training.epochs}  step {training.batch}{self.steps}  "
-            f"loss {mean:.4f}  {self.count / (now - self.started):,.0f} {self.unit}/s{self._left(training)}"
+            f"loss {mean:.4f}  {self.count / (now - self.started):,.0f} {self.unit}/s{self._time_left(training)}"
         )
 
     def on_epoch(self, training, record):
@@ -73,13 +73,13 @@ class Progress(Callback):
         scores += f"accuracy {record['validation_accuracy']:7.2%}  " if "validation_accuracy" in record else ""
         self.say(
             f"epoch {record['epoch']}/{training.epochs}  loss {record['loss']:.4f}  {scores}"
-            f"{record['images_per_second']:,.0f} {self.unit}/s{self._left(training)}"
+            f"{record['images_per_second']:,.0f} {self.unit}/s{self._time_left(training)}"
         )
 
     def _done(self, training: Training) -> float:
         return training.epoch + (training.batch / training.epoch_steps if training.epoch_steps else 0.0)
 
-    def _left(self, training: Training) -> str:
+    def _time_left(self, training: Training) -> str:
         done = self._done(training)
         if done == self.done_before:  # resumed after an epoch's last step: the pace is not known yet
             return ""

@@ -561,9 +561,9 @@ class Trainer(Closed):
         """Return the sums of `sum_scores` for outputs z."""
         loss, _ = self.loss(z, y, 1, self.ctx)
         sums = [loss, self.weight(y)]
-        kept = self.whole_loss.kept(y)
-        if kept is not None:
-            z, y = z[kept], y[kept]
+        mask = self.whole_loss.mask(y)
+        if mask is not None:
+            z, y = z[mask], y[mask]
         for metric in self.metrics:
             measured = type(metric) is not type(self.whole_loss.metric) or metric.applies(z, y)
             sums += metric.sums(z, y) if measured else (math.nan, 0)

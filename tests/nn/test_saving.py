@@ -11,7 +11,7 @@ from conftest import PATIENCE
 import nn
 from nn import registry
 from nn.core.layer import Layer
-from nn.files.description import describe, make
+from nn.files.description import describe, make_layer
 from nn.initializers import lecun
 from nn.models import build
 from nn.registry import registered
@@ -119,9 +119,9 @@ def test_files_with_the_names_of_before_are_read():
     for old, name in (("Branches", "Parallel"), ("Recurrent", "RNN")):
         told = describe(EXAMPLES[name][0])
         assert told["layer"] == name
-        assert repr(make(told | {"layer": old})) == repr(EXAMPLES[name][0])
+        assert repr(make_layer(told | {"layer": old})) == repr(EXAMPLES[name][0])
     told = describe(nn.Linear(3, 2))
-    assert repr(make(told | {"arguments": told["arguments"] | {"split": "rows"}})) == "Linear(3, 2)"
+    assert repr(make_layer(told | {"arguments": told["arguments"] | {"split": "rows"}})) == "Linear(3, 2)"
 
 
 def test_every_model_comes_back_the_same():
@@ -137,7 +137,7 @@ def test_every_model_comes_back_the_same():
     specs = {"encoder": "encoder:8,2,1", "lstm": "lstm:8,2", "transformer": "transformer:8,2,1,1"}
     for name in registered("model"):
         network = build(specs.get(name, name), shapes.get(name, (71, 71, 3)), 5)
-        again = make(json.loads(json.dumps(describe(network.root))))
+        again = make_layer(json.loads(json.dumps(describe(network.root))))
         assert repr(again) == repr(network.root)
         assert nn.Network(again, network.in_shape).layout.specs.keys() == network.layout.specs.keys()
 
