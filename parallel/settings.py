@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
@@ -47,6 +49,25 @@ def shortened(message: str) -> str:
 def flag(name: str) -> str:
     """Return --batch-size for batch_size."""
     return "--" + name.rstrip("_").replace("_", "-")
+
+
+@contextmanager
+def naming(name: str, value: object) -> Iterator[None]:
+    """Put the flag of an option before what is said in this block of its value.
+
+    Raises
+    ------
+    OptionError
+        In place of a ValueError, TypeError or OSError.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, OSError) as error:
+        reason = str(error).removeprefix(f"[Errno {getattr(error, 'errno', None)}] ")
+        if flag(name) in reason:
+            raise
+        where = flag(name) if reason.startswith(f"{value}:") else f"{flag(name)} {value}:"
+        raise OptionError(f"{where} {reason}") from error
 
 
 def name_of(text: str) -> str:

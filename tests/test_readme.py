@@ -140,7 +140,7 @@ def flags_of(script: str) -> set[str]:
 
 
 # Programs of others, whose flags we do not know: what follows one of them up to the name of a script.
-OTHERS = "mpirun|mpiexec|srun|sbatch|docker|apptainer|pip|pytest|ulfm|a container"
+OTHERS = "mpirun|torchrun|mpiexec|srun|sbatch|docker|apptainer|pip|pytest|ulfm|a container"
 OF_OTHERS = {
     "--mca",
     "--oversubscribe",

@@ -27,7 +27,7 @@ from nn.training.trainer import check_rates
 from parallel.command import rules
 from parallel.command.options import Options
 from parallel.launch import launcher
-from parallel.settings import OptionError
+from parallel.settings import OptionError, naming
 from parallel.strategies.sandblaster import SandblasterKeys
 from parallel.sync.coordinator.quasi_newton import QuasiNewton
 
@@ -90,7 +90,8 @@ def make(options: Options) -> Parts:
     built = network(options, found)
     rules.check_layers(options, found, built)
     rule = optimizer(options)
-    check_rates(built, rule.rates)
+    with naming("rates" if options.rates else "freeze", options.rates or options.freeze):
+        check_rates(built, rule.rates)
     return Parts(found, built, loss(options, found), rule)
 
 
@@ -160,10 +161,12 @@ def optimizer(options: Options) -> optimizers.Optimizer:
     if options.optimizer == "lbfgs":
         return QuasiNewton(history=SandblasterKeys.parse(options.strategy).history)
     kind = lookup("optimizer", options.optimizer)
+    with naming("clip", options.clip):
+        clip = options.clip and from_text("clip", options.clip)
     common = {
         "lr": options.lr,
         "weight_decay": options.weight_decay,
-        "clip": options.clip and from_text("clip", options.clip),
+        "clip": clip,
         "rates": rates(options),
     }
     own = [field.name for field in dataclasses.fields(kind) if field.name in ("momentum", "nesterov")]
@@ -189,7 +192,8 @@ def rates(options: Options) -> dict[str, float]:
 
 def weights(options: Options) -> nn.Model | None:
     """The model of --from; None without."""
-    return nn.load(options.from_) if options.from_ else None
+    with naming("from_", options.from_):
+        return nn.load(options.from_) if options.from_ else None
 
 
 def augmentation(text: str | None) -> list:
@@ -250,7 +254,9 @@ def schedule(options: Options, loader: nn.Loader) -> tuple[Schedule | None, list
         text = option_strings.join(name, parts)
     if text is None:
         return None, []
-    found, hooks = schedules.parse(text, options.lr, options.epochs, len(loader), options.batch)
+    said = "schedule" if options.schedule else "linear_scaling"
+    with naming(said, getattr(options, said)):
+        found, hooks = schedules.parse(text, options.lr, options.epochs, len(loader), options.batch)
     if optimizer(options).rate_inside:
         hooks.append(schedules.MomentumCorrection(found))
     return found, hooks

@@ -24,7 +24,7 @@ from parallel.command.arguments import why_no_directory
 from parallel.command.options import FIELDS, READERS, TYPES, Options, shown
 from parallel.command.resuming import check_checkpoints
 from parallel.launch import launcher, limits
-from parallel.settings import LARGEST, OptionError, changed, flag, name_of
+from parallel.settings import LARGEST, OptionError, changed, flag, name_of, naming
 from parallel.strategies import STRATEGIES, axes, axis_rules
 from parallel.strategies.auto import AUTO, AutoKeys
 from parallel.strategies.consistency import Consistency
@@ -266,11 +266,13 @@ def _keys(options: Options) -> None:
     name = options.strategy_name
     strategy = STRATEGIES.get(name)
     if keys := AutoKeys if name == AUTO else strategy.keys:
-        keys.parse(options.strategy)
+        with naming("strategy", options.strategy):
+            keys.parse(options.strategy)
     elif ":" in options.strategy:
         raise OptionError(f"--strategy {options.strategy}: {name} takes no keys: leave them out")
     if strategy and strategy.consistencies:
-        Consistency.parse(options.consistency, name, strategy.consistencies)
+        with naming("consistency", options.consistency):
+            Consistency.parse(options.consistency, name, strategy.consistencies)
 
 
 def _one_process(options: Options) -> None:
