@@ -154,7 +154,7 @@ if launcher.inside():
     from parallel.sync import node_memory
     node_memory.Block.update = tearing(node_memory.Block.update)
     if "KEEPS_NOTHING" in os.environ:
-        node_memory.Shadow.keep = lambda *_: None
+        node_memory.UndoLog.keep = lambda *_: None
     recovery.AGAIN = int(os.environ.get("AGAIN", recovery.AGAIN))
     if "SKEW" in os.environ:
         recovery.points.share = wrong(recovery.points.share)
