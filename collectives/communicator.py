@@ -685,6 +685,13 @@ class Communicator(MPI.Intracomm):
         """Begin an Allgather: n elements, and size * n. Returns its request."""
         return self._start(plan_moves.allgather, algorithm, (), sendbuf, recvbuf)
 
+    def Ialltoallv(self, sendbuf, recvbuf, algorithm: Algorithm = None):
+        """Begin an Alltoallv: blocks [data, counts, displacements, datatype] on both sides. Returns its request.
+
+        It is planned for this call: the next one has other blocks.
+        """
+        return self._start(plan_moves.alltoallv, algorithm, (), sendbuf, recvbuf, keep=False)
+
     def Ireduce_scatter(self, sendbuf, recvbuf, recvcounts=None, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
         """Begin a Reduce_scatter: sum(recvcounts) elements, and recvcounts[rank]. Returns its request.
 

@@ -3,7 +3,7 @@
 from functools import partial
 
 from nn.guesses import refuse_name
-from nn.training.callbacks import EarlyStopping, Metrics, Progress, RestoreBest
+from nn.training.callbacks import EarlyStopping, ExpertLoad, Metrics, Progress, RestoreBest
 from nn.training.checkpoint_callback import KeepCheckpoints
 from nn.training.schedules import MomentumCorrection, Plateau
 from nn.training.training import Callback
@@ -11,6 +11,7 @@ from nn.training.training import Callback
 __all__ = [
     "Callback",
     "EarlyStopping",
+    "ExpertLoad",
     "KeepCheckpoints",
     "Metrics",
     "MomentumCorrection",

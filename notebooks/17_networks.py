@@ -353,6 +353,6 @@ plt.show()
 # Before you believe any of it: measure. `python scripts/bench.py trunk` builds a network of four hosts with a trunk on
 # this computer (root on Linux), runs these schedules there, and compares them with their prices.
 #
-# What now? `19_long_sequences.py` cuts sequences over ranks; `docs/` has the architecture; `scripts/train.py --help`
-# has all that you have learned behind one command; and every schedule that you can write in a dozen lines, the tools
-# can check.
+# Next: `18_experts.py`; and `19_long_sequences.py` cuts sequences over ranks. `docs/` has the architecture;
+# `scripts/train.py --help` has all that you have learned behind one command; and every schedule that you can write in a
+# dozen lines, the tools can check.

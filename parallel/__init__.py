@@ -16,6 +16,7 @@ _HOME = {
     "CheckReplicas": "parallel.trainer",
     "ContextParallel": "parallel.strategies.context.strategy",
     "DistributedTrainer": "parallel.trainer",
+    "ExpertParallel": "parallel.strategies.expert.strategy",
     "Mesh": "parallel.mesh",
     "QuasiNewton": "parallel.sync.coordinator.quasi_newton",
     "ReplicaError": "parallel.mesh",

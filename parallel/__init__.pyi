@@ -9,6 +9,7 @@ from parallel.strategies.context.strategy import ContextParallel as ContextParal
 from parallel.strategies.data_parallel import DistributedDataParallel as DistributedDataParallel
 from parallel.strategies.data_parallel import StaleDataParallel as StaleDataParallel
 from parallel.strategies.downpour import Downpour as Downpour
+from parallel.strategies.expert.strategy import ExpertParallel as ExpertParallel
 from parallel.strategies.join import join as join
 from parallel.strategies.local_sgd import EASGD as EASGD
 from parallel.strategies.local_sgd import DiLoCo as DiLoCo

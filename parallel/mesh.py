@@ -1,4 +1,4 @@
-"""Who is whose peer: the ranks of a run, and their axes data x pipeline x context x tensor x space x branch.
+"""Who is whose peer: the ranks of a run, and their axes data x expert x pipeline x context x tensor x space x branch.
 
 Without a communicator there is one process, and what it asks all ranks it asks itself: so nothing else need know.
 """
@@ -50,7 +50,7 @@ class Ranks(Group):
         return out
 
 
-AXES = ("data", "pipeline", "context", "tensor", "space", "branch")
+AXES = ("data", "expert", "pipeline", "context", "tensor", "space", "branch")
 
 
 def sizes(
@@ -61,6 +61,7 @@ def sizes(
     space: int = 1,
     branch: int = 1,
     context: int = 1,
+    expert: int = 1,
     servers: int = 0,
 ) -> dict[str, int]:
     """How many ranks each axis has, of so many in all, beside servers; those that "data" is not told are its own.
@@ -70,11 +71,12 @@ def sizes(
     ValueError
         They do not multiply to the ranks: which numbers would do.
     """
-    given = {"data": data, "pipeline": pipeline, "tensor": tensor, "space": space, "branch": branch, "context": context}
+    given = {"data": data, "expert": expert, "pipeline": pipeline, "tensor": tensor}
+    given |= {"space": space, "branch": branch, "context": context}
     for axis, size in given.items():
         if size is not None and size < 1:
             raise ValueError(f"mesh: {axis} must have at least 1 rank, given {size}")
-    model = pipeline * tensor * space * branch * context
+    model = expert * pipeline * tensor * space * branch * context
     found = given | {"data": ranks // model if data is None else data}
     if found["data"] * model != ranks or not found["data"]:
         said = " x ".join(f"{axis} {size}" for axis, size in given.items() if size not in (None, 1)) or "data 1"
@@ -90,12 +92,12 @@ def sizes(
 class Mesh:
     """The ranks of a run and their axes (collective).
 
-    The ranks of the axis "data" share every global batch; those of "pipeline" have stages of one network, those of
-    "context" positions of the same sequences, and those of "tensor" parts of one stage's tensors; those of "space" rows
-    of the same images, and those of "branch" the branches of modules. Neighbours on the last axis, who talk most, are
-    neighbours in the communicator:
+    The ranks of the axes "data" and "expert" share every global batch, and those of "expert" have some of the experts
+    each; those of "pipeline" have stages of one network, those of "context" positions of the same sequences, and those
+    of "tensor" parts of one stage's tensors; those of "space" rows of the same images, and those of "branch" the
+    branches of modules. Neighbours on the last axis, who talk most, are neighbours in the communicator:
 
-        rank = ((data * pipelines + pipeline) * contexts + context) * tensors + tensor
+        rank = (((data * experts + expert) * pipelines + pipeline) * contexts + context) * tensors + tensor
 
     Parameters
     ----------
@@ -103,7 +105,7 @@ class Mesh:
     workers : sequence of int or None
         Those that compute gradients; None for all. Others serve, and are on no axis; where workers have other axes
         than "data", they are the first ranks.
-    data, pipeline, context, tensor, space, branch : int
+    data, pipeline, context, tensor, space, branch, expert : int
         Ranks along each axis; data None for as many as are left.
 
     Attributes
@@ -114,10 +116,13 @@ class Mesh:
         By axis: how many ranks it has, and which of them this is.
     index, count : int
         The same of the axis "data"; the index of a rank that is not on it is None.
+    shard : (int, int)
+        Which share of every global batch this rank has, and how many there are: those of the axes "data" and "expert".
     data : collectives.Communicator or None
         Of the ranks on that axis that have what this rank has of the network.
-    pipeline, context, tensor, space, branch : the same, None where there is one rank
-    model : the same, of the ranks that have the parameters of one network together: "pipeline" and "tensor"
+    expert, pipeline, context, tensor, space, branch : the same, None where there is one rank
+    parts : the same, of the ranks that have the other parts of this one's arrays: "expert" and "tensor"
+    model : the same, of the ranks that have the parameters of one network together: these and "pipeline"
     model_size : int
         How many these are, told to those that serve as well.
     line : Mesh
@@ -143,6 +148,7 @@ class Mesh:
         space: int = 1,
         branch: int = 1,
         context: int = 1,
+        expert: int = 1,
     ):
         self.communicator, self.made = communicator, []
         if communicator:
@@ -150,8 +156,10 @@ class Mesh:
 
             self.in_place = IN_PLACE
         self.rank, self.size = (communicator.rank, communicator.size) if communicator else (0, 1)
-        self.model = self.pipeline = self.tensor = self.space = self.branch = self.context = None
-        self.model_size = model = pipeline * tensor
+        self.model = self.parts = None
+        for axis in AXES[1:]:
+            setattr(self, axis, None)
+        self.model_size = model = expert * pipeline * tensor
         same = space * branch * context
         workers = range(self.size) if workers is None else workers
         if model * same == 1 and data is None:
@@ -159,22 +167,25 @@ class Mesh:
             self.data = self.group(workers) if communicator else None
             self.sizes = dict.fromkeys(AXES, 1) | {"data": self.count}
             self.places = dict.fromkeys(AXES, 0) | {"data": self.index}
-            self.line, self.copies = self, self.count
+            self.line, self.copies, self.shard = self, self.count, (self.index, self.count)
             return
         if model > 1 < space * branch:
             raise ValueError(
-                "mesh: the axes pipeline and tensor, whose ranks have parts of the parameters, do not go with space "
-                "and branch, whose ranks sum the gradients of all"
+                "mesh: the axes pipeline, tensor and expert, whose ranks have parts of the parameters, do not go with "
+                "space and branch, whose ranks sum the gradients of all"
             )
         servers = self.size - len(workers)
-        self.sizes = sizes(len(workers), data, pipeline, tensor, space, branch, context, servers)
+        self.sizes = sizes(len(workers), data, pipeline, tensor, space, branch, context, expert, servers)
         serves = dict.fromkeys(AXES, 0) | {"data": None}
         self.places = self.places_of(self.rank) if self.rank in workers else serves
         self.index, self.count = self.places["data"], self.sizes["data"]
+        shares = self.count * expert
+        self.shard = None if self.index is None else self.index * expert + self.places["expert"], shares
         self.data = self._along("data")
         for axis in AXES[1:]:
             setattr(self, axis, self._along(axis) if self.sizes[axis] > 1 else None)
-        self.model = self._along("pipeline", "tensor") if model > 1 else None
+        self.parts = self.tensor if expert == 1 else self._along("expert", "tensor")
+        self.model = self._along("expert", "pipeline", "tensor") if model > 1 else None
         self.copies = self.count * same
         line = self._along("data", "context", "space", "branch") if same > 1 else self.data
         self.line = Mesh(line) if model * same > 1 else self
@@ -224,10 +235,10 @@ class Mesh:
         if self.model:
             self.model.Allreduce(self.in_place, array)
 
-    def sum_tensor(self, array: np.ndarray) -> None:
-        """Sum an array over the ranks that have the other parts of this one's tensors, in place."""
-        if self.tensor:
-            self.tensor.Allreduce(self.in_place, array)
+    def sum_parts(self, array: np.ndarray) -> None:
+        """Sum an array over the ranks that have the other parts of this one's arrays, in place."""
+        if self.parts:
+            self.parts.Allreduce(self.in_place, array)
 
     def sum_all(self, array: np.ndarray) -> None:
         """Sum an array over all ranks, in place."""

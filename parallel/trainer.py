@@ -34,6 +34,7 @@ from parallel.run_trainer import RunTrainer
 from parallel.state.checkpoint_writer import RanksCheckpointWriter
 from parallel.state.fragments import Fragment
 from parallel.state.placed import PlacedArray
+from parallel.state.splits import split_of
 from parallel.state.table import StateTable
 from parallel.sync.base import GradientSync
 from parallel.sync.step_result import AgreementCode, StepResult, checksum, disagreement
@@ -181,7 +182,7 @@ class DistributedTrainer(RunTrainer):
             training,
             self.sync.begin_pass(micro),
         )
-        if len(x) or (training and self.computes_empty_shards):
+        if len(x) or self.pass_.asks_others or (training and self.computes_empty_shards):
             return network.forward(self.p, x, self.ctx)
         self.sync.skip_pass(micro)
         return np.empty((0, *(network.training_shape if training else network.out_shape)), network.dtype), None
@@ -291,7 +292,7 @@ class DistributedTrainer(RunTrainer):
         self.sync.begin_pass(None)
         bad = super().check_forward(micro)
         if not len(micro[1]) or (bad and bad.depth == 0):  # no forward pass was made
-            self.sync.skip_pass(None)
+            self.sync.skip_pass(None) if not self.pass_.asks_others else self.forward(micro[1], False)
         return bad
 
     # ------------------------------------------------------------------------------------------------ meetings
@@ -460,9 +461,11 @@ class DistributedTrainer(RunTrainer):
         replicated = {each.name.removeprefix("param/"): each for each in self.table.replicated()}
         mine = {name: _digest(each.array) for name, each in replicated.items()}
         found = self._differing(self.mesh.line.data, mine)
-        if self.mesh.tensor:  # what is not cut is whole on every rank
-            whole = {name: digest for name, digest in mine.items() if replicated[name].split is None}
-            found = found or self._differing(self.mesh.tensor, whole)
+        splits = {name: split_of(self.table.specs.get(name.rpartition("/")[2])) for name in mine}
+        for axis, ranks in (("tensor", self.mesh.tensor), ("expert", self.mesh.expert)):
+            if ranks:  # what is not cut is the same on every rank
+                same = [name for name, split in splits.items() if not split or (axis == "expert" and split.copies > 1)]
+                found = found or self._differing(ranks, {name: mine[name] for name in same})
         if self.pass_.peers:  # of a stage on several ranks
             found = found or self._differing(self.pass_.peers, mine)
         if self.mesh.model:  # ranks with other parts of the network are told

@@ -30,6 +30,7 @@ from parallel.launch import blas
 LARGE = 128 * 1024  # bytes: from here on malloc asks the operating system; below are NumPy's own buffers of 32 KiB
 SMALL = 1 << 20  # multiply-accumulates of a matrix product: OpenBLAS has no time to get up to speed
 MIB = 1 << 20
+EXPERTS = "8 experts, top 2"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,60 @@ def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
                     yield row
         if len(times) > 1:
             yield geometric_mean("geometric mean", times)
+    if only in EXPERTS:
+        yield compare_experts(quick)
+
+
+def compare_experts(quick: bool) -> Row:
+    """Positions sorted by expert, beside a loop in which every expert computes all of them; by turns, one thread."""
+    import numpy as np
+    from threadpoolctl import threadpool_limits
+
+    import nn
+
+    features, experts, top = 128, 8, 2
+    layer = nn.MixtureOfExperts(features, experts, top, auxiliary=0)
+    network = nn.Network(layer, (64, features))
+    rng, ctx = np.random.default_rng(0), network.context()
+    ctx.network_context.input_gradient = True
+    parameters, gradients = (network.layout.zeros(np.float32) for _ in range(2))
+    network.layout.initialize(parameters, 0)
+    p, g = network.layout.views(parameters), network.layout.views(gradients)
+    x, gy = (rng.standard_normal((16, 64, features)).astype("f4") for _ in range(2))
+
+    def sorted_by_expert():
+        y, saved = network.forward(p, x, ctx)
+        return y.copy(), network.backward(p, g, gy.copy(), saved, ctx)
+
+    def dense_loop():
+        rows, upstream = x.reshape(-1, features), gy.reshape(-1, features)
+        routing = layer.route(np.einsum("nd,de->ne", rows, p.router), 64, ctx)
+        weights = np.zeros((len(rows), experts), np.float32)
+        np.put_along_axis(weights, routing.chosen, routing.weights, axis=1)
+        y, gx, gA, gB = np.zeros_like(rows), np.zeros_like(rows), np.empty_like(p.A), np.empty_like(p.B)
+        for e in range(experts):
+            hidden, slope = layer.apply.forward(None, rows @ p.A[e], ctx)
+            y += weights[:, e, None] * (hidden @ p.B[e])
+            gout = weights[:, e, None] * upstream
+            ghidden, _ = layer.apply.backward(None, gout @ p.B[e].T, slope, ctx)
+            gA[e], gB[e] = rows.T @ ghidden, hidden.T @ gout
+            gx += ghidden @ p.A[e].T
+        return y, gx
+
+    taken: dict = {sorted_by_expert: [], dense_loop: []}
+    with threadpool_limits(1, user_api="blas"):
+        if np.abs(sorted_by_expert()[0].reshape(-1, features) - dense_loop()[0]).max() > 1e-3:
+            raise ValueError(f"{EXPERTS}: the loop computes something else")
+        for _ in range(2 if quick else 30):
+            for compute, seconds in taken.items():
+                start = time.perf_counter()
+                compute()
+                seconds.append(time.perf_counter() - start)
+    ours, loop = (1e3 * median(seconds) for seconds in taken.values())
+    note = (
+        f"forward and backward, 1,024 positions, {features} features; the loop has {experts / top:g} times the products"
+    )
+    return Row(EXPERTS, ours, loop, "dense loop (NumPy)", "ms", 1, 1, note)
 
 
 def compare(case: str, threads: int, quick: bool) -> Iterator[Row]:

@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         help="ddp, zero1 ... zero3, dp, ps, gpipe ..., tensor, hybrid, local-sgd:8, easgd, diloco, downpour, or all",
     )
     found.add_argument(
-        "--mesh", help="sizes of axes: pipeline=4,tensor=2, context=4; what is left of the ranks is data"
+        "--mesh", help="sizes of axes: pipeline=4,tensor=2, context=4, expert=8; what is left of the ranks is data"
     )
     found.add_argument("--ranks", type=ranks, help="64, or 1,2,4, or 1..65536 (default: 1..8, of a mesh)")
     add_job_options(found)
@@ -299,7 +299,7 @@ def of_one(options, job, network) -> dict:
 
     fixed = Axes.parse(options.mesh) if options.mesh else Axes()
     found = []
-    inside = fixed.tensor * fixed.context
+    inside = fixed.tensor * fixed.context * fixed.expert
     for count in options.ranks:
         pipeline = fixed.pipeline
         if options.strategy in TIMED and pipeline == 1:  # as many stages as there can be

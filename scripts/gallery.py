@@ -144,6 +144,47 @@ def ring_or_ulysses():
     return long_sequences.picture()
 
 
+def positions_and_experts():
+    """The puzzle of experts, as its solution has it: positions travel while others are computed."""
+    from collectives import draw
+    from collectives.puzzles import solutions
+
+    def rounds(rank, size, count):
+        return solutions.experts(rank, size, count // size)
+
+    return draw(rounds, 4, 4, title="positions travel while others are computed")
+
+
+def holders_of_experts():
+    """What each of four ranks has, with --mesh data=2,expert=2 and eight experts."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    from collectives.drawing.marks import GREY, INK
+    from collectives.drawing.timeline import PALETTE
+
+    figure = Figure((9, 3.2), layout="constrained")
+    axes = figure.subplots()
+    columns = [("samples", 0.0, 1.6), *((f"expert {e}", 2.0 + 0.9 * e, 0.8) for e in range(8)), ("all else", 9.4, 1.6)]
+    for rank in range(4):
+        data, expert = divmod(rank, 2)
+        axes.text(-0.3, -rank + 0.35, f"rank {rank}\ndata {data}, expert {expert}", ha="right", va="center", size=8)
+        for name, at, width in columns:
+            held = not name.startswith("expert") or int(name[7:]) // 4 == expert
+            colour = GREY if name == "all else" else PALETTE[2 + rank] if name == "samples" else PALETTE[expert]
+            face = {"facecolor": colour, "alpha": 0.85} if held else {"fill": False}
+            axes.add_patch(Rectangle((at, -rank), width, 0.7, edgecolor=GREY, **face))
+            if name == "samples":
+                axes.text(at + width / 2, -rank + 0.35, f"{rank + 1} of 4", ha="center", va="center", color="white")
+    for name, at, width in columns:
+        axes.text(at + width / 2, 0.95, name.replace("expert ", "E"), ha="center", color=INK, size=9)
+    axes.text(5.5, -3.6, "gradients of experts: summed over ranks of one colour", ha="center", size=9)
+    axes.text(10.2, -3.6, "over all four", ha="center", size=9)
+    axes.set(xlim=(-2.6, 11.2), ylim=(-3.9, 1.3), title="--mesh data=2,expert=2, eight experts")
+    axes.axis("off")
+    return figure
+
+
 def redundant(which: str):
     """What a puzzle of survival keeps of every rank on the others, as its solution has it."""
     from collectives import draw
@@ -293,6 +334,8 @@ PICTURES: dict[str, Callable] = {
     "fsdp.svg": one_layer_ahead,
     "ring_attention.svg": ring_attention,
     "sequences.svg": ring_or_ulysses,
+    "experts_held.svg": holders_of_experts,
+    "experts_travel.svg": positions_and_experts,
     "buddy.svg": partial(redundant, "buddy"),
     "parity.svg": partial(redundant, "parity"),
     "deadlock.svg": wrong,

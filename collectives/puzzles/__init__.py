@@ -10,7 +10,7 @@
 |---|---|
 | puzzle.py | what a puzzle is, and how an answer is graded |
 | messages.py | broadcast, gather, sums: puzzles of messages, of links that they share, and of memory |
-| stages.py | layers in shards, pipelines, ring attention: puzzles with computation |
+| stages.py | layers in shards, experts, pipelines, ring attention: puzzles with computation |
 | survival.py | what is left when a rank is lost |
 | solutions.py | answers: one for each puzzle; do not look |
 """
@@ -30,12 +30,12 @@ from collectives.puzzles.messages import (
     torus,
 )
 from collectives.puzzles.puzzle import Grade, Puzzle
-from collectives.puzzles.stages import Stage, fsdp, gpipe, one_f_one_b, ring_attention, zero_bubble
+from collectives.puzzles.stages import Stage, experts, fsdp, gpipe, one_f_one_b, ring_attention, zero_bubble
 from collectives.puzzles.survival import buddy, parity
 
 ALL = (
     broadcast, gather, scan, doubling, reduce_scatter, ring, halving, alltoall, chain, memory, torus, thin_link,
-    fsdp, gpipe, one_f_one_b, zero_bubble, ring_attention, buddy, parity,
+    fsdp, experts, gpipe, one_f_one_b, zero_bubble, ring_attention, buddy, parity,
 )  # fmt: skip
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "buddy",
     "chain",
     "doubling",
+    "experts",
     "fsdp",
     "gather",
     "gpipe",

@@ -125,6 +125,27 @@ def ring_attention(rank, size, count):
         here, there = there, "first" if there == "second" else "second"
 
 
+def experts(rank, size, count):
+    """First my own positions, while others travel; what is computed goes back while the next ones are."""
+
+    def block(q):
+        return q * count, (q + 1) * count
+
+    for d in range(size + 1):
+        steps = []
+        if d < size:
+            source = (rank - d) % size
+            reads, writes = ("in", "out") if d else ("x", "y")
+            steps.append(Compute(f"E{source}", (Slice(reads, *block(source)),), (Slice(writes, *block(source)),), 2.0))
+        if d + 1 < size:
+            to, source = (rank + d + 1) % size, (rank - d - 1) % size
+            steps += [Send(to, "x", *block(to)), Recv(source, "in", *block(source))]
+        if d > 1:
+            to, source = (rank - d + 1) % size, (rank + d - 1) % size
+            steps += [Send(to, "out", *block(to)), Recv(source, "y", *block(source))]
+        yield tuple(steps)
+
+
 def gpipe(rank, size, count):
     """All forward, then all backward; the last first, so that it is kept for the shortest time."""
     order = [("F", i) for i in range(count)] + [("B", i) for i in range(count)]
@@ -191,6 +212,7 @@ ANSWERS = {
     "thin_link": thin_link,
     "fsdp": fsdp,
     "ring_attention": ring_attention,
+    "experts": experts,
     "gpipe": gpipe,
     "one_f_one_b": one_f_one_b,
     "zero_bubble": zero_bubble,

@@ -1,4 +1,4 @@
-"""Puzzles with computation: pipelines, layers whose parameters are in shards, attention of shared sequences.
+"""Puzzles with computation: pipelines, layers in shards, attention of shared sequences, experts on several ranks.
 
 A pipeline's stage has three things to do for each micro-batch i: F (forward), then B (backward), or B cut in two: I
 (gradient of its input, for which the stage before waits) and W (gradient of its weights, for which nobody waits).
@@ -20,7 +20,7 @@ from collectives.pricing.networks import Link, Network
 from collectives.puzzles.puzzle import Puzzle
 from collectives.steps import Compute, Recv, Round, Send, Slice
 
-LAYER = 4.0  # seconds
+LAYER, EXPERT = 4.0, 2.0  # seconds
 SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 FREE = Network(Link(0.0, 0.0), Link(0.0, 0.0))  # messages take no time
 
@@ -258,4 +258,56 @@ ring_attention = Puzzle(
     Network.hockney(1.0, 0.0),
     attend,
     only_to_the_right,
+)
+
+
+def positions(rank: int, size: int, count: int, root: int) -> dict:
+    """Block q of x are this rank's positions that have chosen expert q, which rank q has."""
+    return {"x": [((rank, i),) for i in range(size * count)], "y": unwritten(size * count)}
+
+
+def answered(rank: int, size: int, count: int, root: int):
+    """Every position has been to its expert and back."""
+    return "y", 0, [((f"expert {i // count} of rank {rank}", i),) for i in range(size * count)]
+
+
+def expert(rank: int, size: int, step: Compute, values: list) -> list:
+    """An expert takes the positions of one rank at a time, all that this rank has for it."""
+    digits = step.name.removeprefix("E")
+    if step.name[:1] != "E" or not digits.isdecimal() or int(digits) >= size or step.seconds != EXPERT:
+        raise ScheduleError(f'rank {rank}: {step}: expected Compute(f"E{{r}}", reads, writes, {EXPERT}) of a rank r')
+    got, source = [value for read in values for value in read], int(digits)
+    want = [((source, rank * len(got) + i),) for i in range(len(got))]
+    if got != want or sum(s.hi - s.lo for s in step.writes) != len(got):
+        raise ScheduleError(
+            f"rank {rank}, {step.name} reads {got} and writes {step.writes}: expected what rank {source} has for "
+            f"expert {rank}, {want}, and as many elements to write"
+        )
+    made = [((f"expert {rank} of rank {source}", i),) for _, i in (value[0] for value in got)]
+    found = []
+    for each in step.writes:
+        found.append(made[: each.hi - each.lo])
+        made = made[each.hi - each.lo :]
+    return found
+
+
+experts = Puzzle(
+    "experts",
+    """Four ranks with an expert each. Every rank has positions for every expert: x[q * count : (q + 1) * count] are for
+    expert q, on rank q. There they are computed, those of one rank r at a time,
+
+    `Compute(f"E{r}", (Slice("in", a, b),), (Slice("out", c, d),), 2.0)`
+
+    (choose the buffers and where in them), and what expert q has made of them belongs to y[q * count : (q + 1) * count]
+    of the rank they came from. Computing takes two units, a message one. An alltoall pair by pair, then four
+    computations, then an alltoall back take 3 + 8 + 3 units. Nine are enough: what can be computed before a message
+    has come, and what can travel meanwhile?""",
+    4,
+    2,
+    Operation(positions, answered),
+    {"seconds": 9},
+    {"seconds": 9},
+    ((1, 2), (2, 1), (3, 2), (5, 1)),
+    Network.hockney(1.0, 0.0),
+    expert,
 )

@@ -1,4 +1,4 @@
-"""Collectives that run while the caller computes: Iallreduce, Ibcast, Iallgather, Ireduce_scatter.
+"""Collectives that run while the caller computes: Iallreduce, Ibcast, Iallgather, Ialltoallv, Ireduce_scatter.
 
     request = communicator.Iallreduce(MPI.IN_PLACE, bucket)
     ... compute, now and then communicator.progress() ...

@@ -187,6 +187,37 @@ def im2col(image: np.ndarray, kernel: tuple[int, int], row: int = 0):
     return figure
 
 
+def expert_load(history: Sequence[dict]):
+    """The load of every expert over the steps, an image a layer, of records with `nn.callbacks.ExpertLoad`'s "experts".
+
+    Raises
+    ------
+    ValueError
+        No record has them.
+    """
+    records = [record["experts"] for record in history if record.get("experts")]
+    if not records:
+        raise ValueError(
+            'expert_load: no record has "experts": train a network with nn.MixtureOfExperts, and give fit '
+            "callbacks=[nn.callbacks.ExpertLoad()]"
+        )
+    layers = list(records[-1])
+    figure, axes = _figure(7.5, 0.6 + 1.6 * len(layers), len(layers))
+    for ax, path in zip(np.atleast_1d(axes), layers, strict=True):
+        steps = [step for record in records for step in record[path]["step"]]
+        load = np.array([row for record in records for row in record[path]["load"]]).T
+        dropped = [share for record in records for share in record[path]["dropped"]]
+        edges = np.array([0, *steps]), np.arange(len(load) + 1) - 0.5
+        mesh = ax.pcolormesh(*edges, load, cmap="PuOr_r", vmin=0, vmax=2, rasterized=True)
+        lost = f", {np.mean(dropped):.1%} dropped" if any(dropped) else ""
+        ends = f"{load[:, -1].min():.2g} to {load[:, -1].max():.2g}"
+        _title(ax, f"layer {path}: load {load.min():.2g} to {load.max():.2g}, in the end {ends}{lost}")
+        ax.set(ylabel="expert")
+        figure.colorbar(mesh, ax=ax, label="load, 1 = even")
+    np.atleast_1d(axes)[-1].set(xlabel="step")
+    return figure
+
+
 def rate_search(search: RateSearch):
     """Loss against learning rate, with the suggested one."""
     figure, ax = _figure(6, 3.5)

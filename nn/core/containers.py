@@ -250,13 +250,13 @@ class Recompute(Wrapper):
 def _as_before(ctx: LayerContext, seen: MicroBatch):
     """Let layers see the micro-batch as it was, without hooks, and running statistics come out as they went in."""
     context = ctx.network_context
-    now = context.micro_batch, context.after_forward
+    now = context.micro_batch, context.after_forward, context.on_routing
     state = [(array, array.copy()) for array in buffers_of(ctx)]
-    context.micro_batch, context.after_forward = seen, None
+    context.micro_batch, context.after_forward, context.on_routing = seen, None, None
     try:
         yield
     finally:
-        context.micro_batch, context.after_forward = now
+        context.micro_batch, context.after_forward, context.on_routing = now
         for array, value in state:
             array[...] = value
 

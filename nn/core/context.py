@@ -125,6 +125,9 @@ class NetworkContext:
         Called before a layer is run, forward or backward.
     after_forward : callable (path, layer, y) or None
         Called with every layer's output.
+    on_routing : callable (path, choices, computed) or None
+        Called in training by every mixture of experts, with how many positions chose each expert, (E,), and how many
+        each computes: fewer where a capacity drops some.
     on_gradients_ready : callable (int) or None
         Called with the length of the prefix of finished gradients.
     mixed_precision : MixedPrecision or None
@@ -143,6 +146,7 @@ class NetworkContext:
         "micro_batch",
         "mixed_precision",
         "on_gradients_ready",
+        "on_routing",
         "pool",
         "product_hooks",
         "seed",
@@ -156,6 +160,7 @@ class NetworkContext:
         self.groups: dict[str, Group] = {}
         self.before_layer: Callable[[LayerContext], None] | None = None
         self.after_forward: Callable[[str, Any, np.ndarray], None] | None = None
+        self.on_routing: Callable[[str, np.ndarray, np.ndarray], None] | None = None
         self.on_gradients_ready: Callable[[int], None] | None = None
         self.product_hooks: dict[str, Callable[[np.ndarray, np.ndarray], None]] = {}
 

@@ -143,6 +143,13 @@ class MixtureOfExperts(Layer):
                 f"expects samples (positions, {self.features}) or ({self.features},), given samples of shape {in_shape}"
             )
         D, F, E = self.features, self.hidden or 4 * self.features, self.experts
+        positions = math.prod(in_shape[:-1])
+        if self.capacity and self.capacity * self.top * positions < E:
+            least = E / (self.top * positions)
+            raise ShapeError(
+                f"capacity={self.capacity:g} leaves an expert room for {self.capacity * self.top * positions / E:.2g} "
+                f"of a sample's {positions} positions: it needs at least {least:.4g} for one, or 0 for no limit"
+            )
         specs = {
             "router": Spec((D, E), normal(0.02)),
             "A": Spec((E, D, F), EachExpert(self.init)),
@@ -193,8 +200,12 @@ class MixtureOfExperts(Layer):
         if self.capacity:
             slots = slots[self._fits(chosen, positions)[slots]]
         counts = np.bincount(flat[slots], minlength=self.experts)
-        if self.gate == "sigmoid" and ctx.training:
-            ctx.buffers.load += np.bincount(flat, minlength=self.experts)
+        if ctx.training:
+            choices = np.bincount(flat, minlength=self.experts)
+            if self.gate == "sigmoid":
+                ctx.buffers.load += self.count_load(choices, ctx)
+            if ctx.network_context.on_routing:
+                ctx.network_context.on_routing(ctx.path, choices, counts)
         return Routing(z, scores, chosen, weights, slots, counts)
 
     def _fits(self, chosen: np.ndarray, positions: int) -> np.ndarray:
@@ -276,6 +287,10 @@ class MixtureOfExperts(Layer):
         """Return how often each sample chose each expert, (N, E), of the chosen experts (n, k) of all positions."""
         counts = np.zeros((samples, self.experts))
         np.add.at(counts, (np.repeat(np.arange(samples), chosen.size // max(1, samples)), chosen.ravel()), 1)
+        return counts
+
+    def count_load(self, counts: np.ndarray, ctx) -> np.ndarray:
+        """Return how often positions chose each expert, (E,), of `counts` of those that forward was given."""
         return counts
 
     def sample_length(self, positions: int) -> int:

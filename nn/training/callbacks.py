@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from nn.core.containers import Wrapper
+from nn.layers.experts import MixtureOfExperts
 from nn.metrics import check_mode
 from nn.training.checkpoints import CheckpointError, Checkpoints, check_checkpoints, json_text, write_atomically
 from nn.training.training import Callback, Training
@@ -121,6 +123,76 @@ class Metrics(Callback):
 
 def _line(record: dict) -> str:
     return json_text(record) + "\n"
+
+
+class ExpertLoad(Callback):
+    """Put into every epoch's record how even the load of experts was, by layer and step.
+
+    For every `MixtureOfExperts`, by its path in the network, `record["experts"]` has {"step": [...], "load": [[...],
+    ...], "dropped": [...]}: a row for each step, or for each of SPANS spans of a longer epoch, with its last step, each
+    expert's share of the choices times the number of experts (1 where the load is even), and the share of choices that
+    a capacity left out.
+
+    Examples
+    --------
+    >>> import nn, numpy as np
+    >>> network = nn.Network(nn.Residual(nn.MixtureOfExperts(4, 2, top=1)), (3, 4))
+    >>> data = nn.data.Dataset(np.ones((6, 3, 4), np.float32), np.ones((6, 3, 4), np.float32))
+    >>> trainer = nn.Trainer(network, nn.MSELoss(), nn.SGD(0.1))
+    >>> training = nn.fit(trainer, nn.Loader(data, 3), 1, [nn.callbacks.ExpertLoad()])
+    >>> training.history[0]["experts"]["body"]["step"]
+    [1, 2]
+    """
+
+    SPANS = 50  # rows of an epoch
+
+    def on_begin(self, training):
+        found = ((path, _innermost(layer)) for path, layer, _, _ in training.trainer.network.layers())
+        self.layers = {path: layer.experts for path, layer in found if isinstance(layer, MixtureOfExperts)}
+        if self.layers:
+            self.number = {path: i for i, path in enumerate(self.layers)}
+            self._clear()
+            training.trainer.ctx.network_context.on_routing = self._count
+
+    def _clear(self) -> None:
+        self.counts = np.zeros((self.SPANS, len(self.layers), 2, max(self.layers.values())))  # chosen, computed
+        self.steps, self.span = [0] * self.SPANS, 0
+
+    def _count(self, path: str, choices: np.ndarray, computed: np.ndarray) -> None:
+        self.counts[self.span, self.number[path], :, : len(choices)] += choices, computed
+
+    def on_step(self, training, loss):
+        if not self.layers:
+            return
+        self.steps[self.span] = training.trainer.steps
+        self.span = training.batch * self.SPANS // max(self.SPANS, len(training.train))
+
+    def on_epoch(self, training, record):
+        if not self.layers:
+            return
+        counts = training.trainer.sum(self.counts)
+        for number, (path, experts) in enumerate(self.layers.items()):
+            chosen, computed = counts[:, number, 0, :experts], counts[:, number, 1, :experts].sum(axis=1)
+            total = chosen.sum(axis=1)
+            rows = np.flatnonzero(total)
+            if not len(rows):
+                continue  # a stage of a pipeline, whose micro-batches are not counted
+            record.setdefault("experts", {})[path] = {
+                "step": [self.steps[row] for row in rows],
+                "load": np.round(chosen[rows] * experts / total[rows, None], 3).tolist(),
+                "dropped": np.round(1 - computed[rows] / total[rows], 4).tolist(),
+            }
+        self._clear()
+
+    def on_end(self, training):
+        if self.layers:
+            training.trainer.ctx.network_context.on_routing = None
+
+
+def _innermost(layer):
+    while isinstance(layer, Wrapper):
+        layer = layer.layer
+    return layer
 
 
 def append_or_nothing(path: Path, line: bytes) -> None:

@@ -22,7 +22,8 @@ from parallel.launch import launcher
 from parallel.settings import OptionError
 
 LEFT = (  # what a run leaves to look at
-    *("result.json", "metrics.jsonl", "curves.png", "breakdown.png", "staleness.png", "timeline.png", "pipeline.png"),
+    *("result.json", "metrics.jsonl", "curves.png", "breakdown.png", "staleness.png", "experts.png"),
+    *("timeline.png", "pipeline.png"),
     *("trace.json", "recorded.goal"),
     *("inspection/", "checkpoints/", "network.npz"),
 )

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import nn
+from nn.analysis import pictures
 from nn.training import callbacks, checkpoint_callback, checkpoints
 from nn.training.training import check_progress
 from parallel.command import factory, trained_run
@@ -139,7 +140,13 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
 
     hooks = [survivor.keeper, survivor.write_down(out, trainer.steps, progress)] if survivor else []
     hooks += [Staleness()] if world else []
-    hooks += [breakdown, callbacks.Progress(say=say), callbacks.Metrics(out / "metrics.jsonl"), *schedule_hooks]
+    hooks += [
+        callbacks.ExpertLoad(),
+        breakdown,
+        callbacks.Progress(say=say),
+        callbacks.Metrics(out / "metrics.jsonl"),
+        *schedule_hooks,
+    ]
     termination = survivor.termination if survivor else checkpoint_callback.Termination()
     keeper = checkpoint_callback.KeepCheckpoints(kept, options.checkpoint_steps, metric, how["background"], termination)
     hooks += [keeper, survivor.keeper.end] if survivor else [keeper]
@@ -198,6 +205,8 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
                 write_curves(training.history, out / "curves.png")
                 write_staleness(training.history, out / "staleness.png")
                 write_figure(draw_breakdown(breakdown.table), out / "breakdown.png")
+                if any(record.get("experts") for record in training.history):
+                    write_figure(pictures.expert_load(training.history), out / "experts.png")
         if events:
             with drawing(say):
                 write_trace(events, out)

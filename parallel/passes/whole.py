@@ -62,6 +62,7 @@ class Whole:
     by_samples = True  # whether ranks that have the same of the network differ only in their samples
     knows = True  # the loss of its samples; of ranks that have one network together, one does
     phases = ()  # as of a sync, those of its own
+    asks_others = False  # layers ask ranks with other samples: so one without samples computes, too
     peers = None  # a communicator of ranks on the axis "pipeline" that have the same of the network
     note = None  # told (name, start, end) of what is done inside the phases, where somebody records it
 
@@ -74,7 +75,7 @@ class Whole:
 
     def start(self, mesh: Mesh, network: Network) -> None:
         """Called once, before the first step."""
-        self.mesh, self.shard = mesh, (mesh.index, mesh.count)
+        self.mesh, self.shard = mesh, mesh.shard
         self.addends, self.addend = mesh.copies, mesh.line.index
         self.by_samples = self.addends == mesh.count
 
@@ -91,7 +92,7 @@ class Whole:
 
     def samples_at_once(self, total: int, accumulate: int) -> set[int]:
         """How many samples of a batch of `total` are computed together, on all ranks."""
-        shares = (chunk(total, self.mesh.count, i) for i in range(self.mesh.count))
+        shares = (chunk(total, self.mesh.shard[1], i) for i in range(self.mesh.shard[1]))
         return {rows.stop - rows.start for lo, hi in shares for rows in micro_batches(hi - lo, accumulate)}
 
     def refuse(self, samples: int) -> None:
@@ -99,20 +100,21 @@ class Whole:
         if samples:
             raise ValueError(
                 f"rank {self.mesh.rank} only serves, and was given {samples} samples: give them to the "
-                f"{self.mesh.count} workers, or let workers be servers"
+                f"{self.mesh.shard[1]} workers, or let workers be servers"
             )
 
     def first_sample(self, total: int) -> int:
         """Where this rank's samples begin in a batch of so many."""
-        return total.first if isinstance(total, UnevenTotal) else chunk(total, self.mesh.count, self.mesh.index)[0]
+        index, count = self.mesh.shard
+        return total.first if isinstance(total, UnevenTotal) else chunk(total, count, index)[0]
 
     def place(self, samples: int, total: int, accumulate: int) -> slice | None:
         """Where in the batch this rank's samples are that it computes at once; None if that is not how it is cut."""
-        first = self.first_sample(total)
+        first, (index, count) = self.first_sample(total), self.mesh.shard
         at_once = (
             self.by_samples
             and accumulate == 1
-            and (isinstance(total, UnevenTotal) or samples == chunk(total, self.mesh.count, self.mesh.index)[1] - first)
+            and (isinstance(total, UnevenTotal) or samples == chunk(total, count, index)[1] - first)
         )
         return slice(first, first + samples) if at_once else None
 

@@ -14,6 +14,7 @@ j gaps.
 | | two levels: (m - 1) t(n/m) or halving inside, then (M - 1) T(n/(m M), m k) or the sum over i of T(n/(m 2^i), m k) |
 | allreduce | both one after the other; or doubling: log2 m t(n) + log2 M T(n, m k) |
 | in a node's memory | a barrier, and a copy of one chunk (reduce-scatter) or of all others (allgather) |
+| alltoall | pairwise: for every distance s = 1 ... count - 1 T(n / count, k min(s, m, count - s)), or t inside a node |
 | broadcast, reduce | binomial; or scatter and allgather, reduce-scatter and gather |
 | scatter, gather | the root's port: count - 1 messages of n / count, one after the other |
 
@@ -122,6 +123,19 @@ class Group(NamedTuple):
         if self.in_memory(network):
             return both
         return min(both, self.doubling(nbytes, network))
+
+    def alltoall(self, nbytes: float, network: Network) -> float:
+        """Return seconds in which each rank sends every other one its chunk of `nbytes`, pair by pair, by messages."""
+        if self.count == 1 or not nbytes:
+            return 0.0
+        if network.topology:
+            return self.simulated("alltoall", nbytes, network)
+        m, k, each = self.members(network), self.sharing(network), nbytes / self.count
+        own = network.copying(each)
+        if self.nodes(network) == 1:
+            return own + (self.count - 1) * message(network.inside, each)
+        near = sum(message(network.between, each, k * s) for s in range(1, m))  # the first distances, and the last
+        return own + 2 * near + max(0, self.count - 2 * m + 1) * message(network.between, each, k * m)
 
     def broadcast(self, nbytes: float, network: Network) -> float:
         if self.count == 1 or not nbytes:

@@ -1,6 +1,6 @@
 """What is predicted: a network's layers, the samples of a step, and what a rank and its memory can do.
 
-A `Mesh` says how ranks share it: rank = ((d pipeline + s) context + c) tensor + t, so that those of the axis "tensor"
+A `Mesh` says how ranks share it: rank = (((d expert + e) pipeline + s) context + c) tensor + t, so those of "tensor"
 are neighbours and those of "data" farthest apart, as they talk most and least often. A `Prediction` says what a step
 costs.
 """
@@ -19,12 +19,13 @@ from parallel.planning.profile import LayerProfile, checked
 
 
 class Axes(NamedTuple):
-    """Number of ranks on each axis: replicas, stages, shards of a layer, parts of a sequence."""
+    """Number of ranks on each axis: replicas, stages, shards of a layer, parts of a sequence, shares of the experts."""
 
     data: int = 1
     pipeline: int = 1
     tensor: int = 1
     context: int = 1
+    expert: int = 1
 
     @property
     def ranks(self) -> int:
@@ -36,9 +37,10 @@ class Axes(NamedTuple):
     def group(self, axis: str, memory: bool) -> Group:
         """The ranks that differ in this axis only; of "data" also in "context": they have the same of the network."""
         strides = {"tensor": 1, "context": self.tensor, "pipeline": self.tensor * self.context}
+        strides["expert"] = strides["pipeline"] * self.pipeline
         if axis != "data":
             return Group(getattr(self, axis), strides[axis], memory)
-        return Group(self.data * self.context, self.tensor * self.pipeline, memory)
+        return Group(self.data * self.context, self.tensor * self.pipeline * self.expert, memory)
 
     @classmethod
     def parse(cls, text: str) -> Axes:
@@ -54,7 +56,8 @@ class Axes(NamedTuple):
             name, _, size = part.partition("=")
             if name not in cls._fields or name in sizes or not size.isdecimal() or not int(size):
                 raise ValueError(
-                    f"mesh {text!r}: expected data=N,pipeline=N,tensor=N,context=N with numbers above 0, given {part!r}"
+                    f"mesh {text!r}: expected data=N,pipeline=N,tensor=N,context=N,expert=N with numbers above 0, "
+                    f"given {part!r}"
                 )
             sizes[name] = int(size)
         return cls(**sizes)
@@ -189,8 +192,4 @@ class Prediction:
     @property
     def name(self) -> str:
         """The strategy, and the mesh if it has more than one axis."""
-        return (
-            self.strategy
-            if self.axes == (self.ranks,) + (1,) * (len(self.axes) - 1)
-            else f"{self.strategy} {self.axes}"
-        )
+        return self.strategy if self.axes == Axes(self.ranks) else f"{self.strategy} {self.axes}"

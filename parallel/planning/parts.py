@@ -1,4 +1,4 @@
-"""The busiest rank's work in a step: its samples, its shard of every layer, its waits on "tensor", "context"."""
+"""The busiest rank's work in a step: its samples, its shard of every layer, its waits for other ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ class Part(NamedTuple):
     layers : tuple of LayerProfile
         for these samples, split on the axes "tensor" and "context"
     sums, sent : float
-        seconds that the layers wait on these axes, and bytes that they send there
+        seconds that the layers wait on these axes; bytes that they send there, those of `routing` included
+    routing : float
+        seconds of the four alltoalls of a layer whose experts are on several ranks, at an even load
     workers : int
         ranks that have samples
     """
@@ -30,6 +32,7 @@ class Part(NamedTuple):
     sums: float
     sent: float
     workers: int
+    routing: float = 0.0
 
     @property
     def backward(self) -> float:
@@ -46,16 +49,17 @@ class Part(NamedTuple):
 
 @lru_cache(256)
 def part_of(job: Job, axes: Axes, network: Network, readers: int = 0, waiting: bool = False) -> Part:
-    """Return the work of the busiest rank among `readers` replicas; 0 stands for those of the axis "data".
+    """Return the work of the busiest rank among `readers` replicas; 0 stands for those of "data" and "expert".
 
     With `waiting` the seconds of the layers include what they wait for on the axes "tensor" and "context", because a
     pipeline waits for them.
     """
-    readers = readers or axes.data
-    share, t, c = job.share(readers), axes.tensor, axes.context
+    readers = readers or axes.data * axes.expert
+    share, t, c, e = job.share(readers), axes.tensor, axes.context, axes.expert
     workers = min(readers, -(-job.batch // share)) * t * c
     layers, group = job.of(share), axes.group("tensor", job.node_memory)
-    found, seconds, nbytes, how = [], 0.0, 0.0, attention_of(job, axes, network)
+    everyone = axes.group("tensor", False)._replace(count=e * t)
+    found, seconds, routing, nbytes, how = [], 0.0, 0.0, 0.0, attention_of(job, axes, network)
     for layer in layers:
         summed = (layer.summed or layer.output) / c
         each = layer.tensor_sums * group.allreduce(summed, network)
@@ -63,14 +67,18 @@ def part_of(job: Job, axes: Axes, network: Network, readers: int = 0, waiting: b
         seconds += 2 * each + waits.seconds
         nbytes += 4 * layer.tensor_sums * group.sent(summed) + waits.sent
         cut = {name: getattr(layer, name) / t / c for name in ("forward", "backward", "weight_gradient", "saved")}
-        cut |= {"parameters": layer.parameters / t, "output": layer.output / c}
+        cut |= {"parameters": (layer.parameters - layer.experts) / t + layer.experts / (e * t)}
+        cut |= {"output": layer.output / c}
+        if e > 1:
+            routing += 4 * everyone.alltoall(layer.routed / t, network)
+            nbytes += 4 * everyone.sent(layer.routed / t)
         if waiting:
             cut |= {
                 "forward": cut["forward"] + each + waits.forward,
                 "backward": cut["backward"] + each + waits.backward,
             }
         found.append(layer._replace(**cut))
-    return Part(share, tuple(found), seconds, nbytes, workers)
+    return Part(share, tuple(found), seconds, nbytes, workers, routing)
 
 
 def exposed(layer: LayerProfile, axes: Axes, network: Network) -> dict[str, Exposed]:

@@ -20,16 +20,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nn.analysis.workload import count
+from nn.core.containers import Wrapper
 from nn.core.network import Network
 from nn.layers.attention import MultiHeadAttention, TransformerBlock
 from nn.layers.convolution import Conv2d
 from nn.layers.dense import Linear, TiedLinear
+from nn.layers.experts import MixtureOfExperts
 from nn.reading import TABLE, read_text
 
 COLUMNS = ("layer", "forward_ms", "backward_ms", "output_bytes", "parameter_bytes")
 HALF = 2  # bytes of a float16
 MORE = ("weight_gradient_ms", "saved_bytes", "tensor_sums", "sum_bytes")
 OF_ATTENTION = ("attention_ms", "key_bytes", "heads", "positions")
+OF_EXPERTS = ("routed_bytes", "expert_bytes")
 
 
 class LayerProfile(NamedTuple):
@@ -57,6 +60,10 @@ class LayerProfile(NamedTuple):
         bytes of keys and values
     heads, positions : int
         of attention, and of a sequence; 0 without
+    routed : float
+        bytes of the positions that are sent to experts once, one for each choice; 0 without experts
+    experts : float
+        bytes of the experts, of those of the parameters
     """
 
     name: str
@@ -72,10 +79,12 @@ class LayerProfile(NamedTuple):
     keys: float = 0.0
     heads: int = 0
     positions: int = 0
+    routed: float = 0.0
+    experts: float = 0.0
 
     def of_samples(self, share: float) -> "LayerProfile":
         """Return the layer with `share` times the samples: all but its parameters is scaled."""
-        scaled = {"forward", "backward", "output", "weight_gradient", "saved", "summed", "attention", "keys"}
+        scaled = {"forward", "backward", "output", "weight_gradient", "saved", "summed", "attention", "keys", "routed"}
         return self._replace(**{name: getattr(self, name) * share for name in scaled})
 
     def measured(self, forward: float, backward: float, weight_gradient: float) -> "LayerProfile":
@@ -103,7 +112,11 @@ def read_profile(path: str | Path) -> list[LayerProfile]:
         raise ValueError(f"{path}: expected columns {', '.join(COLUMNS)}; {', '.join(missing)} not there")
     layers = []
     for line, row in rows:
-        value = {name: number(path, line, row, name) for name in COLUMNS[1:] + MORE + OF_ATTENTION if name in there}
+        value = {
+            name: number(path, line, row, name)
+            for name in COLUMNS[1:] + MORE + OF_ATTENTION + OF_EXPERTS
+            if name in there
+        }
         value |= {name[:-3]: value[name] / 1e3 for name in value if name.endswith("_ms")}
         with_weights = value["parameter_bytes"] > 0
         layers.append(
@@ -121,6 +134,8 @@ def read_profile(path: str | Path) -> list[LayerProfile]:
                 value.get("key_bytes", 0.0),
                 int(value.get("heads", 0)),
                 int(value.get("positions", 0)),
+                value.get("routed_bytes", 0.0),
+                value.get("expert_bytes", 0.0),
             )
         )
     checked(layers, path)
@@ -133,13 +148,15 @@ def write_profile(layers: Sequence[LayerProfile]) -> str:
     """Return a profile as text, which `read_profile` reads."""
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")
-    out.writerow(COLUMNS + MORE + OF_ATTENTION)
+    out.writerow(COLUMNS + MORE + OF_ATTENTION + OF_EXPERTS)
     for layer in layers:
         times = (f"{1e3 * seconds:.6g}" for seconds in (layer.forward, layer.backward, layer.weight_gradient))
         forward, backward, weights = times
         output, parameters, *more = (f"{value:.12g}" for value in (layer.output, layer.parameters, *layer[6:9]))
         attention = f"{1e3 * layer.attention:.6g}", f"{layer.keys:.12g}", layer.heads, layer.positions
-        out.writerow((layer.name.replace(",", ""), forward, backward, output, parameters, weights, *more, *attention))
+        experts = f"{layer.routed:.12g}", f"{layer.experts:.12g}"
+        more += [*attention, *experts]
+        out.writerow((layer.name.replace(",", ""), forward, backward, output, parameters, weights, *more))
     return text.getvalue()
 
 
@@ -160,10 +177,12 @@ def count_layers(network: Network, samples: int, flops: float, copy: float) -> l
     kept = HALF if network.mixed else item
     for row in count(network):
         found.setdefault(row.path.partition(".")[0], []).append(row)
+    mixtures = mixtures_of(network)
     layers, sums = [], tensor_sums(network, {path: [row.parameters for row in rows] for path, rows in found.items()})
     for path, rows in found.items():
         count_of, summed = sums[path]
         core, keys, heads, positions = attention_of(network, path)
+        experts = [each for each in mixtures if each[0].partition(".")[0] == path]
         stored = samples * sum(row.activation for row in rows)
         forward = samples * 2 * sum(row.forward for row in rows) / flops + 2 * stored * copy
         backward = samples * 2 * sum(row.backward for row in rows) / flops + 4 * stored * copy
@@ -182,6 +201,8 @@ def count_layers(network: Network, samples: int, flops: float, copy: float) -> l
                 samples * keys * item,
                 heads,
                 positions,
+                samples * item * sum(routed for _, routed, _ in experts),
+                item * sum(count for _, _, count in experts),
             )
         )
     return checked(layers)
@@ -195,6 +216,19 @@ def attention_of(network: Network, path: str) -> tuple[int, int, int, int]:
             T, D = shape
             core, keys, heads, positions = core + 2 * T * T * D, keys + 2 * T * D, layer.heads, T
     return core, keys, heads, positions
+
+
+def mixtures_of(network: Network) -> list[tuple[str, int, int]]:
+    """(path, numbers that a sample sends to experts, parameters of the experts) of every mixture of experts."""
+    found = []
+    for path, layer, in_shape, _ in network.layers():
+        while isinstance(layer, Wrapper):
+            layer = layer.layer
+        if isinstance(layer, MixtureOfExperts):
+            specs = layer.specs(in_shape)[0]
+            parameters = sum(math.prod(specs[name].shape) for name in ("A", "B"))
+            found.append((path, math.prod(in_shape) * layer.top, parameters))
+    return found
 
 
 def child_shape(network: Network, path: str) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nn.analysis import pictures
 from nn.reading import TABLE, read_bytes
 from parallel.reports.breakdown import PARTS, draw_breakdown
 from parallel.reports.runs import RunFiles
@@ -203,7 +204,7 @@ def of_one(run: RunFiles, topics: Mapping[str, Mapping[str, Any]], heading: str)
     body += [f'<p class="note">{escaped(problem)}</p>' for problem in run.problems]
     if run.environment.get("command"):
         body.append(f"<p><code>{escaped(run.environment['command'])}</code></p>")
-    body += breakdown(run) + timeline(run)
+    body += breakdown(run) + expert_load(run) + timeline(run)
     changed = [
         (name, run.config[name])
         for names in topics.values()
@@ -239,6 +240,13 @@ def breakdown(run: RunFiles) -> list[str]:
     figure = draw_breakdown(table)
     figure.axes[0].set_title("", loc="left")  # the page has a heading
     return ["<h3>Where the time of a step goes</h3>", picture(figure, "breakdown of a step", f"All ranks: {told}.")]
+
+
+def expert_load(run: RunFiles) -> list[str]:
+    """The load of every expert, of a network that has some."""
+    if not any(record.get("experts") for record in run.history):
+        return []
+    return ["<h3>Load of experts</h3>", picture(pictures.expert_load(run.history), "load of experts by layer and step")]
 
 
 def timeline(run: RunFiles) -> list[str]:

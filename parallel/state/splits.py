@@ -41,11 +41,19 @@ class Split:
     units : int
         Number of units in a block, such as heads, which are never cut; all parts get equally many. 0: single entries,
         of which parts may have one more or less.
+    copies: int = 1
+        How many ranks have each part: n ranks have n / copies parts, dealt out again and again. So are arrays cut along
+        the axis "tensor" beside an axis "expert".
     """
 
     axis: int
     blocks: int = 1
     units: int = 0
+    copies: int = 1
+
+    def parts(self, ranks: int) -> int:
+        """Return how many parts so many ranks have."""
+        return ranks // self.copies
 
 
 @dataclass(frozen=True)
@@ -122,12 +130,17 @@ class NetworkPart(Network):
             borrowed=_part_specs(borrowed, layout.specs, index, count),
             names=layout.names,
             reserve=largest(layout.specs, count),
-            duplicates={name for name, spec in layout.specs.items() if index and split_of(spec) is None},
+            duplicates={name for name, spec in layout.specs.items() if not is_first(split_of(spec), index, count)},
         )
         self.buffer_layout = Layout(self.specs, buffers=True, reserve=largest(buffer_layout.specs, count))
 
     def check_input(self, x, sample_shape=None):
         super().check_input(x, sample_shape or self.sample_shape)
+
+
+def is_first(split: Split | None, index: int, count: int) -> bool:
+    """Return whether rank `index` of `count` is the first of those that have the same of an array."""
+    return index < split.parts(count) if split else index == 0
 
 
 def whole_specs(network: Network) -> dict[str, Spec]:
@@ -167,7 +180,7 @@ def cut(whole: Mapping[str, Spec], state: Mapping[str, np.ndarray], index: int, 
 
 
 def join(whole: Mapping[str, Spec], states: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Return whole arrays from those of all parts, in their order; what is not split is the first part's.
+    """Return whole arrays from those of all ranks, in their order; what several have is the first one's.
 
     Raises
     ------
@@ -176,7 +189,8 @@ def join(whole: Mapping[str, Spec], states: Sequence[Mapping[str, np.ndarray]]) 
     """
     found = dict(states[0])
     for key, spec in _split_entries(whole, states[0]):
-        pieces, split = [state[key] for state in states], spec.split
+        split = spec.split
+        pieces = [state[key] for state in states[: split.parts(len(states))]]
         for index, piece in enumerate(pieces):
             if piece.shape != (shape := part_shape(_name(key), spec, index, len(states))):
                 raise ShapeError(f"{key}: expected {shape} of part {index} of {len(states)}, given {piece.shape}")
@@ -259,6 +273,8 @@ def part_shape(name: str, spec: SplitSpec, index: int, count: int) -> tuple[int,
 def _bounds(name: str, spec: SplitSpec, index: int, count: int) -> tuple[int, int]:
     """Where a part's share of every block begins and ends."""
     split, size = spec.split, spec.shape[spec.split.axis] // spec.split.blocks
+    count = split.parts(count)
+    index %= count
     units = split.units or size
     if units < count or (split.units and units % count):
         kind = f"{units} units of {size // units} (such as heads)" if split.units else f"{units} entries"

@@ -28,7 +28,7 @@ from nn.training.state import PRIVATE, check_state, kind_of
 from parallel.mesh import Mesh
 from parallel.state.fragments import Fragment, WholeArrays
 from parallel.state.placed import KINDS, Partial, PlacedArray, Replicate
-from parallel.state.splits import split_of, whole_specs
+from parallel.state.splits import is_first, split_of, whole_specs
 
 TAG = 31  # of all messages here
 
@@ -91,12 +91,20 @@ class StateTable:
 
     def split(self, row: PlacedArray) -> Iterator[Fragment]:
         """What this rank has of a row's entries; of tensors that a tensor group has in parts, of this rank's part."""
-        ranks = self.mesh.tensor
+        ranks = self.mesh.parts
         for each in row.fragments():
             spec = self.specs.get(each.name.rpartition("/")[2]) if ranks and row.layout else None
             if (split := split_of(spec)) is not None:
-                each = replace(each, shape=spec.shape, part=(ranks.rank, ranks.size), split=split)
+                count = split.parts(ranks.size)
+                part, split = (ranks.rank % count, count), replace(split, copies=1)
+                each = replace(each, shape=spec.shape, part=part, split=split)
             yield each
+
+    def first_of_parts(self, row: PlacedArray, name: str) -> bool:
+        """Whether this rank is the first, of those with parts of the same arrays, that has what it has of an entry."""
+        ranks = self.mesh.parts
+        split = split_of(self.specs.get(name.rpartition("/")[2])) if row.layout else None
+        return ranks is None or is_first(split, ranks.rank, ranks.size)
 
     def held(self) -> dict[str, list[Fragment]]:
         """All that this rank has of each entry, copies included."""
@@ -108,14 +116,13 @@ class StateTable:
 
     def fragments(self) -> Iterator[Fragment]:
         """What this rank answers for: of all ranks' together each element is there once."""
-        ranks = self.mesh.tensor
         for row in self.rows():
             answers = self.answers if row.layout is not None else self.mesh.rank == 0
             if not row.name or row.copy or (isinstance(row.placement, Replicate) and not answers):
                 continue
             for each in self.split(row):
                 borrowed = row.layout is not None and each.name.rpartition("/")[2] in row.layout.borrowed
-                if not borrowed and (each.split is not None or ranks is None or ranks.rank == 0):
+                if not borrowed and self.first_of_parts(row, each.name):
                     yield each
 
     # ------------------------------------------------------------------------------------------------ gather

@@ -51,6 +51,8 @@ def build_trainer(options, network, loss, optimizer, communicator):
     if not axes.of_several_ranks(options):
         if axes.is_pipeline(options):
             build = STRATEGIES["pipeline"].build
+        elif axes.is_expert(options):
+            from parallel.strategies.expert.strategy import build
         elif axes.is_tensor(options):
             build = STRATEGIES["tensor"].build
         elif axes.same_samples_axis(options):

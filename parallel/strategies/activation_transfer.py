@@ -18,6 +18,7 @@ registered("group").update(  # beside "data": what the ranks share that a layer 
     space="the rows of images",
     branch="a network's branches",
     context="the positions of sequences",
+    expert="the experts of a layer",
 )
 
 

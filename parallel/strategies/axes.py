@@ -5,6 +5,7 @@
 --mesh pipeline=2,tensor=2        two stages, of which two ranks each compute every layer together
 --mesh data=2,context=2           every sequence is cut into positions; also beside pipeline and tensor
 --mesh space=4                    every image is cut in height; branch=4: branches are dealt out
+--mesh data=2,expert=2            of every mixture of experts a rank has half; four ranks share the samples
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 
 from parallel.settings import OptionError
-from parallel.strategies.declaration import ALL_AXES, TREE, Supports
+from parallel.strategies.declaration import ALIKE, ALL_AXES, ROUNDED, TREE, Supports
 
 AXES = ALL_AXES
 # What ddp supports where the mesh has one of these axes; and ZeRO's stages, less what they do not support without.
@@ -24,6 +25,17 @@ SAME_SAMPLES = {
         "context": ("data", "pipeline", "context", "tensor"),
     }.items()
 }
+# And where it has an axis "expert".
+EXPERT = Supports(
+    axes=("data", "tensor", "expert"),
+    mixed=True,
+    elastic=True,
+    compress=ALIKE,
+    not_compressed=ROUNDED,
+    reproducible=False,
+    not_reproducible="an expert computes the positions of all ranks in one product, whose rounding depends on how many "
+    "come together",
+)
 
 
 def is_pipeline(options) -> bool:
@@ -34,6 +46,11 @@ def is_pipeline(options) -> bool:
 def is_tensor(options) -> bool:
     """Whether ranks compute layers together."""
     return options.strategy_name == "tensor" or mesh(options).get("tensor", 1) > 1
+
+
+def is_expert(options) -> bool:
+    """Whether ranks have some of the experts each."""
+    return mesh(options).get("expert", 1) > 1
 
 
 def serves_apart(options) -> bool:

@@ -19,6 +19,13 @@ NOT_BESIDE = {
     ),
     **dict.fromkeys(("space", "branch", "context"), "samples are cut in one way: rows, branches or positions"),
 }
+# Why "expert" goes with no axis but "data" and "tensor", by the other one.
+NOT_BESIDE_EXPERT = {
+    "pipeline": "ranks with other samples ask each other in every layer with experts, and pipelines run by themselves",
+    **dict.fromkeys(
+        ("space", "branch", "context"), "its ranks have different samples, and those of the other the same"
+    ),
+}
 # Why a worker, or a replica without servers, is no pipeline that updates after every mini-batch.
 NEVER_FLUSHED = "it updates its stages itself after every mini-batch, and no gradient of a step is left"
 
@@ -28,6 +35,7 @@ def check_options(options) -> None:
     _stages(options)
     _layers_together(options)
     _replicas(options)
+    _experts(options)
     _same_samples(options)
 
 
@@ -111,9 +119,22 @@ def _same_samples(options) -> None:
     _of_axis(options, axis, f"--mesh {options.mesh}")
 
 
+def _experts(options) -> None:
+    """Ranks that have some of the experts each: with what, and no other way beside it."""
+    if not axes.is_expert(options):
+        return
+    given = axes.mesh(options)
+    for other, why in NOT_BESIDE_EXPERT.items():
+        if given.get(other, 1) > 1 or (other == "pipeline" and axes.is_pipeline(options)):
+            raise OptionError(f"--mesh {options.mesh}: an axis expert does not go with {other}: {why}: leave one out")
+    _of_axis(options, "expert", f"--mesh {options.mesh}")
+    if options.node_memory == "on":
+        raise OptionError("--node-memory on: gradients beside an axis expert are summed by messages; leave it out")
+
+
 def _of_axis(options, axis: str, what: str) -> None:
     """Refuse what does not go with an axis."""
-    can = axes.SAME_SAMPLES.get(axis) or STRATEGIES[axis].supports
+    can = axes.EXPERT if axis == "expert" else axes.SAME_SAMPLES.get(axis) or STRATEGIES[axis].supports
     for name in ("accumulate", "reproducible", "compress", "offload", "consistency"):
         method = options.compress if name == "compress" else None
         why = can.why_not(method, name)
@@ -135,6 +156,13 @@ def check(options, ranks: int, network, optimizer) -> int | None:
     if axes.is_pipeline(options):
         return _check_stages(options, ranks, network, optimizer)
     sizes = axes.sizes(options, ranks)
+    if axes.is_expert(options):
+        from parallel.strategies.expert.dealing import check as check_experts
+
+        try:
+            check_experts(network, sizes["expert"], sizes["tensor"])
+        except ValueError as error:
+            raise OptionError(f"--mesh {options.mesh}: {error}") from error
     network = _positions(options, sizes, network)
     if axes.is_tensor(options):
         from nn.losses import Loss
@@ -143,7 +171,10 @@ def check(options, ranks: int, network, optimizer) -> int | None:
         share(network, Loss(), sizes["tensor"], options.tensor)
         if not axes.of_several_ranks(options):
             _refuse_nothing_sent(options, sizes["data"] * sizes["context"])
-        return sizes["data"]
+        return sizes["data"] * sizes["expert"]
+    if axes.is_expert(options):
+        _refuse_nothing_sent(options, sizes["data"])
+        return sizes["data"] * sizes["expert"]
     axis = axes.same_samples_axis(options)
     if axis in ("space", "branch"):
         from parallel.strategies.operators.strategy import REWRITTEN
@@ -174,8 +205,8 @@ def _refuse_nothing_sent(options, data: int) -> None:
     """Refuse to compress gradients where no two ranks have the same part of the network."""
     if options.compress and data == 1:
         raise OptionError(
-            f"--compress {options.compress}: every rank has another part of the network, and no gradients are sent: "
-            "leave it out, or start more ranks, for an axis data"
+            f"--compress {options.compress}: every rank has another part of the network, and no gradients are sent "
+            "along the axis data: leave it out, or start more ranks for that axis"
         )
 
 

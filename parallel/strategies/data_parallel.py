@@ -178,7 +178,8 @@ def check(options, ranks: int | None, network, optimizer) -> None:
     """Refuse what has no effect where all ranks share a node, as they do that --ranks starts."""
     from parallel.launch import launcher
 
-    if ranks and not launcher.inside() and not (axes.is_pipeline(options) or axes.is_tensor(options)):
+    by_messages = axes.is_pipeline(options) or axes.is_tensor(options) or axes.is_expert(options)
+    if ranks and not launcher.inside() and not by_messages:
         check_one_node(options)
 
 
@@ -242,6 +243,8 @@ def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1
     from parallel.planning.parts import part_of
 
     mine, group = part_of(job, axes, network), axes.group("data", job.node_memory)
+    if axes.expert > 1:
+        return _with_experts(job, axes, network, mine)
     gradients, update = job.parameters / axes.tensor, job.update / axes.tensor
     if group.in_memory(network) and axes.tensor * axes.context == 1:  # who has finished sums and updates the next block
         update /= group.count
@@ -253,6 +256,24 @@ def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1
     memory = (2 + job.moments) * gradients + mine.saved
     computing = mine.workers * computation + axes.ranks * update
     return Prediction("ddp", axes, parts, computing, 2 * group.sent(gradients) + mine.sent, memory)
+
+
+def _with_experts(job: Job, axes: Axes, network: CostNetwork, mine) -> Prediction:
+    """The same where experts are dealt out: all other gradients are summed along "expert", then all along "data"."""
+    from parallel.planning.job import Prediction
+
+    if not any(layer.experts for layer in mine.layers):
+        raise ValueError(f"an axis expert={axes.expert} needs a network with experts: leave it out")
+    experts = sum(layer.experts for layer in mine.layers) / (axes.expert * axes.tensor)
+    gradients = sum(layer.parameters for layer in mine.layers)
+    along, across = axes.group("data", False), axes.group("expert", False)
+    exchange = across.allreduce(gradients - experts, network) + along.allreduce(gradients, network)
+    computation, update = mine.computation + job.loss(mine.samples), job.update * gradients / job.parameters
+    parts = {"computation": computation, "update": update, "gradients": exchange}
+    parts |= {"activations": mine.sums, "experts": mine.routing}
+    computing = mine.workers * computation + axes.ranks * update
+    sent = 2 * along.sent(gradients) + 2 * across.sent(gradients - experts) + mine.sent
+    return Prediction("ddp", axes, parts, computing, sent, (2 + job.moments) * gradients + mine.saved)
 
 
 def after_backprop(job: Job, layers: Sequence[LayerProfile], group: Group, network: CostNetwork) -> float:

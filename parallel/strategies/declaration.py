@@ -26,7 +26,7 @@ ALIKE = ("none", "fp16")  # round the same number alike on every rank
 ALONE = (*KEEP_NOTHING, "onebit", "signsgd", "topk", "threshold", "dgc")  # messages of single ranks
 ALL = (*ALONE, "powersgd")
 WITH_PARTS = ("data", "pipeline", "tensor")  # axes along which ranks may have parts of the network
-ALL_AXES = ("data", "pipeline", "context", "tensor", "space", "branch")
+ALL_AXES = ("data", "expert", "pipeline", "context", "tensor", "space", "branch")
 ROUNDED = (
     "what several ranks have whole, with ddp, has to be rounded alike on all, and nothing left out, or it drifts apart"
 )

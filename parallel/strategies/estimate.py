@@ -95,6 +95,10 @@ def estimate(
                 f"context={axes.context}: "
                 + (f"sequences have {most} positions: use at most {most}" if most > 1 else "no layer has attention")
             )
+    if axes.expert > 1 and (name != "ddp" or axes.pipeline * axes.context > 1):
+        raise ValueError(
+            f"{strategy} is not predicted with experts dealt out: leave expert={axes.expert} out, or use ddp"
+        )
     if axes.ranks == 1:
         return serial(job)
     if network.topology:

@@ -103,7 +103,7 @@ def gradient_sync(
 
 def refuse_beside_parts(mesh: Mesh, stage: int, compressor: Compressor | None) -> None:
     """Refuse what ranks cannot do that have parts of one network."""
-    axis = "pipeline" if mesh.pipeline else "tensor"
+    axis = next(axis for axis in ("pipeline", "tensor", "expert") if mesh.sizes[axis] > 1)
     if compressor and (stage or type(compressor) not in [lookup("compressor", name) for name in ALIKE]):
         raise ValueError(f"{compressor!r} does not work with an axis {axis}: {ROUNDED}")
     if stage > 1 and mesh.pipeline:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from parallel.strategies import DECLARED, STRATEGIES
-from parallel.strategies.axes import SAME_SAMPLES
-from parallel.strategies.axis_rules import NEVER_FLUSHED, NOT_BESIDE
+from parallel.strategies.axes import EXPERT, SAME_SAMPLES
+from parallel.strategies.axis_rules import NEVER_FLUSHED, NOT_BESIDE, NOT_BESIDE_EXPERT
 from parallel.strategies.declaration import ALL, COLUMNS, NEVER_TOGETHER, Supports
 from parallel.strategies.parameter_server import AFTER_A_LOSS, IN_STEP, ON_WORKERS
 from parallel.strategies.zero import NOT_STAGES, SHARDED, STAGES
@@ -60,6 +60,7 @@ def _rows() -> dict[str, Supports]:
     rows |= {f"ddp --mesh {axis}=N": can for axis, can in SAME_SAMPLES.items()}
     compress = {"compress": SHARDED.compress, "not_compressed": SHARDED.not_compressed}
     rows |= {f"{', '.join(STAGES)} --mesh {axis}=N": replace(can, **compress) for axis, can in SAME_SAMPLES.items()}
+    rows |= {f"ddp, {', '.join(STAGES)}, tensor --mesh expert=N": EXPERT}
     late = [strategy for strategy in DECLARED if strategy.late]
     return rows | {f"{strategy.name} --consistency {strategy.late_values}": strategy.late for strategy in late}
 
@@ -71,6 +72,9 @@ def _of_axes(rows: dict[str, Supports]) -> list[str]:
     for why in dict.fromkeys(NOT_BESIDE.values()):
         others = " or ".join(f"`{axis}`" for axis, other in NOT_BESIDE.items() if other == why)
         found.append(f"an axis `space` or `branch` beside {others}: {why}")
+    for why in dict.fromkeys(NOT_BESIDE_EXPERT.values()):
+        others = " or ".join(f"`{axis}`" for axis, other in NOT_BESIDE_EXPERT.items() if other == why)
+        found.append(f"an axis `expert` beside {others}: {why}")
     beside = {"of `ps` in step": IN_STEP, "and `--server-place workers`": ON_WORKERS, "and `--elastic`": AFTER_A_LOSS}
     found += [f"an axis `pipeline` or `tensor` beside servers, {what}: {why}" for what, why in beside.items()]
     apart = [f"`{name}`" for name, can in rows.items() if can.apart and "pipeline" in can.axes]

@@ -93,7 +93,7 @@ class GradientSync:
         self.allgather = mesh.allgather  # over all ranks, also those with other parts of the network
         self.network, self.undivided, self.optimizer = network, undivided, optimizer
         self.sum_model = mesh.sum_model if mesh.model else None  # over the ranks with the other parts of the network
-        self.sum_tensor, self.parts = mesh.sum_tensor, mesh.tensor  # and with the other parts of the same tensors
+        self.sum_parts, self.parts = mesh.sum_parts, mesh.parts  # and with the other parts of the same arrays
         self.buffers, self.seed, self.dtype, self.layout = buffers, seed, network.dtype, network.layout
         self.say: Callable[[str], None] = lambda line: None
         self.allocate()

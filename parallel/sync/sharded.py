@@ -272,7 +272,7 @@ class Sharded(GradientSync):
     def sum_squares(self, squares: np.ndarray) -> None:
         """Sum over the ranks with other blocks, and with other parts, of the same tensors."""
         self.mesh.sum(squares)
-        self.sum_tensor(squares)
+        self.sum_parts(squares)
 
     def sum_norms(self, squares: np.ndarray) -> None:
         """Sum over the ranks with other blocks, and those with other parts of the network."""

@@ -60,6 +60,22 @@ def test_results(communicator, ranks):
             assert (piece == total[mine]).all()
 
 
+@pytest.mark.mpi(ranks=[1, 2, 3])
+def test_blocks_of_other_lengths_every_time(communicator, ranks):
+    """Ialltoallv: rank r sends (r + 1) (q + call) numbers to rank q."""
+    rank = communicator.rank
+    for algorithm in (None, "native", "pairwise"):
+        for call in range(3):
+            to = [(rank + 1) * (q + call) for q in range(ranks)]
+            source = [(r + 1) * (rank + call) for r in range(ranks)]
+            x = np.repeat(np.arange(ranks), to) + 10.0 * rank
+            y = np.full(sum(source), -1.0)
+            starts = [[0, *np.cumsum(counts)[:-1].tolist()] for counts in (to, source)]
+            request = communicator.Ialltoallv([x, to, starts[0], "d"], [y, source, starts[1], "d"], algorithm=algorithm)
+            request.Wait()
+            assert (y == np.repeat(10.0 * np.arange(ranks), source) + rank).all()
+
+
 @pytest.mark.mpi(ranks=[2, 3])
 def test_they_advance_while_the_caller_computes(comm, ranks):
     """Rank 0 only pokes, or does nothing at all where there is a thread; the others wait."""

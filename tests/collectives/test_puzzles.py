@@ -216,11 +216,40 @@ def all_at_once(name, seconds):
     )
 
 
+def in_three_phases(**changed):
+    """An alltoall, all computations, an alltoall back; the computations differ in these fields."""
+
+    def answer(rank, size, count):
+        def exchange(src, buf):
+            yield (Copy(buf, rank * count, (rank + 1) * count, src, rank * count),)
+            for k in range(1, size):
+                to, source = (rank + k) % size, (rank - k) % size
+                yield (
+                    Send(to, src, to * count, (to + 1) * count),
+                    Recv(source, buf, source * count, (source + 1) * count),
+                )
+
+        yield from exchange("x", "in")
+        for r in range(size):
+            at = r * count, (r + 1) * count
+            yield (Compute(f"E{r}", (Slice("in", *at),), (Slice("out", *at),), 2.0)._replace(**changed),)
+        yield from exchange("out", "y")
+
+    return answer
+
+
+def test_experts_one_thing_after_the_other_are_right_and_too_slow():
+    grade = puzzles.experts.grade(in_three_phases())
+    assert grade.right and grade.over == ["seconds"] and grade.measured["seconds"] == 14
+
+
 @pytest.mark.parametrize(
     ("name", "answer", "words"),
     [
         ("broadcast", from_memory, "rank 1, round 0: .*of=0.*: there is no shared memory here, use messages"),
         ("chain", from_memory, "rank 1, round 0: .*of=0.*: there is no shared memory here, use messages"),
+        ("experts", in_three_phases(seconds=1.0), r"expected Compute.f.E{r}., reads, writes, 2.0. of a rank r"),
+        ("experts", in_three_phases(name="E0"), r"reads .* and writes .*: expected what rank 0 has for expert"),
         ("fsdp", work(seconds=0.0), r"seconds=0.0.: expected Compute.f.L{l}., reads, writes, 4.0. of a layer l"),
         ("fsdp", work(name="L{l}"), r"name='L{l}'.*: expected Compute.f.L{l}., reads, writes, 4.0. of a layer l"),
         ("gpipe", all_at_once("B{}", 2.0), r"rank 0: Compute.name='B0', reads=\(\), .*: expected .*buf='kept'"),

@@ -5,6 +5,7 @@ import pytest
 from passes import check_contract, check_micro_batches, one_pass
 
 import nn
+from nn.analysis import pictures
 from nn.analysis.gradcheck import gradcheck
 from nn.layers.experts import EachExpert
 
@@ -51,14 +52,14 @@ def test_golden_numbers():
 
 
 @pytest.mark.parametrize("top", [1, 2, 3])
-@pytest.mark.parametrize("capacity", [0, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("capacity", [0, 0.6, 1.0, 3.0])
 def test_a_loop_over_positions(top, capacity):
     layer = nn.MixtureOfExperts(6, 4, top, 5, activation="relu", capacity=capacity)
     found = one_pass(layer, sample())
     room = int(np.ceil(capacity * top * 7 / 4)) if capacity else None
     expected = by_loop(found.w, sample(), top, room)
     np.testing.assert_allclose(found.y, expected, rtol=1e-11, atol=1e-12)
-    if capacity == 0.5:
+    if capacity == 0.6:
         assert abs(expected - by_loop(found.w, sample(), top)).max() > 1e-3, "nothing was dropped"
 
 
@@ -68,7 +69,8 @@ def test_a_loop_over_positions(top, capacity):
 def test_gradient_and_contract(gate, top, capacity):
     layer = nn.MixtureOfExperts(6, 4, top, 5, gate=gate, capacity=capacity, auxiliary=0)
     assert gradcheck(layer, sample()) < 1e-6
-    assert gradcheck(layer, sample((5, 6))) < 1e-6
+    if not capacity:
+        assert gradcheck(layer, sample((5, 6))) < 1e-6
     check_contract(layer, sample())
     check_micro_batches(layer, sample((5, 7, 6)))
 
@@ -223,5 +225,41 @@ def test_bad_arguments_are_refused(options, message):
 
 
 def test_other_samples_are_refused():
+    with pytest.raises(nn.ShapeError, match=r"room for 0.88 of .* 7 positions: it needs at least 0.5714 for one"):
+        nn.Network(nn.MixtureOfExperts(6, 4, top=1, capacity=0.5), (7, 6))
     with pytest.raises(nn.ShapeError, match=r"expects samples \(positions, 6\)"):
         nn.Network(nn.MixtureOfExperts(6, 4), (3, 5))
+
+
+def fitted(model, epochs=2):
+    """The records of a run of 3 steps an epoch, of 4 samples with 6 positions."""
+    x = np.random.default_rng(0).integers(0, 9, (12, 6))
+    data = nn.data.Dataset(x, x, classes=9)
+    trainer = nn.Trainer(nn.models.build(model, (6,), 9), nn.CrossEntropyLoss(), nn.SGD(0.1), 1)
+    return nn.fit(trainer, nn.Loader(data, 4), epochs, [nn.callbacks.ExpertLoad()], accumulate=2).history
+
+
+def test_the_load_of_experts_is_in_the_records_and_in_a_picture():
+    history = fitted("transformer:8,2,2,experts=4,top=2,capacity=0.7")
+    for epoch, record in enumerate(history):
+        assert list(record["experts"]) == ["2.1.body.1", "3.1.body.1"]
+        for layer in record["experts"].values():
+            assert layer["step"] == [3 * epoch + 1, 3 * epoch + 2, 3 * epoch + 3]
+            np.testing.assert_allclose(np.sum(layer["load"], axis=1), 4, atol=0.01)
+            assert all(0 < share < 1 for share in layer["dropped"])  # 4 experts with room for 3 of 12 choices
+    figure = pictures.expert_load(history)
+    assert len([ax for ax in figure.axes if ax.get_title(loc="left").startswith("layer")]) == 2
+
+
+def test_a_network_without_experts_has_no_load():
+    history = fitted("transformer:8,2,1")
+    assert all("experts" not in record for record in history)
+    with pytest.raises(ValueError, match='no record has "experts"'):
+        pictures.expert_load(history)
+
+
+def test_spans_of_a_long_epoch(monkeypatch):
+    monkeypatch.setattr(nn.callbacks.ExpertLoad, "SPANS", 2)
+    (record,) = fitted("transformer:8,2,1,experts=4", 1)
+    layer = record["experts"]["2.1.body.1"]
+    assert layer["step"] == [2, 3] and layer["dropped"] == [0, 0]

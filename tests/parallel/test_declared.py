@@ -42,6 +42,18 @@ def test_every_strategy_passes_the_check(comm, name):
     )
 
 
+@pytest.mark.mpi(ranks=2, more=[3])
+def test_ranks_that_have_experts_pass_the_check(comm):
+    import parallel
+    from collectives import Communicator
+
+    def network():
+        experts = nn.Residual(nn.MixtureOfExperts(6, comm.size, 2, 5), nn.Linear(6, 6))
+        return nn.Network(nn.Sequential(nn.Linear(6, 6), nn.Tanh(), experts, nn.Linear(6, 3)), (6,), "float64")
+
+    parallel.check_strategy(parallel.ExpertParallel, Communicator(comm), network=network)
+
+
 @pytest.mark.mpi(ranks=2)
 @pytest.mark.parametrize(
     ("wrong", "words"),

@@ -8,7 +8,7 @@ from deadly import assert_as_if_nothing_had_been, needs_survivors, run_to_death,
 
 import nn
 from collectives import Communicator
-from parallel import Pipeline, TensorParallel
+from parallel import ExpertParallel, Pipeline, TensorParallel
 from parallel.command.parsing import parse
 from parallel.elastic.chaos import result
 from parallel.elastic.mirrors import Mirrors, Part
@@ -113,14 +113,19 @@ def test_who_train_apart_go_on_from_the_last_checkpoint(survive, options):
 
 @pytest.mark.mpi(ranks=4)
 def test_copies_make_the_state_of_a_mesh_whole(comm):
-    """Of stages, and of parts of tensors, of any three of four ranks."""
+    """Of stages, of parts of tensors, and of experts, of any three of four ranks."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(8, 6)).astype("f4"), rng.integers(0, 4, 8)
     communicator = Communicator(comm)
-    for make, arguments in ((Pipeline, {"data": 2, "micro_batches": 2}), (TensorParallel, {"tensor": 2})):
-        network = nn.Network(
-            nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), (6,)
-        )
+    meshes = (
+        (Pipeline, {"data": 2, "micro_batches": 2}),
+        (TensorParallel, {"tensor": 2}),
+        (ExpertParallel, {"expert": 2}),
+    )
+    for make, arguments in meshes:
+        middle = nn.Linear(8, 8) if make is not ExpertParallel else nn.Residual(nn.MixtureOfExperts(8, 4))
+        layers = nn.Linear(6, 8), nn.ReLU(), middle, nn.ReLU(), nn.Linear(8, 4)
+        network = nn.Network(nn.Sequential(*layers), (6,))
         trainer = make(network, nn.CrossEntropyLoss(), nn.Adam(0.01), communicator, **arguments)
         mirrors, (index, count) = Mirrors(1), trainer.shard
         for step in range(3):

@@ -1,4 +1,4 @@
-"""Ranks and their axes: data x pipeline x tensor x space x branch."""
+"""Ranks and their axes: data x pipeline x tensor x space x branch x context x expert."""
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ def test_what_does_not_multiply_to_the_ranks_is_refused_with_what_would_do():
     assert sizes(8, pipeline=2) == ones | {"data": 4, "pipeline": 2}
     assert sizes(8, space=4) == ones | {"data": 2, "space": 4}
     assert sizes(8, context=4) == ones | {"data": 2, "context": 4}
+    assert sizes(8, expert=2, tensor=2) == ones | {"data": 2, "expert": 2, "tensor": 2}
     with pytest.raises(ValueError, match=r"data 2 x pipeline 3 does not make 8 ranks: each .* 1, 2, 4, 8 .* start 6"):
         sizes(8, 2, 3)
     with pytest.raises(ValueError, match="tensor must have at least 1 rank, given 0"):
@@ -51,4 +52,23 @@ def test_every_axis_has_its_ranks(comm):
         array = np.array([1.0 + comm.rank])
         mesh.sum_model(array)
         assert array[0] == (sum(ranks["model"]) + len(ranks["model"]) if mesh.model else 1.0 + comm.rank)
+        mesh.close()
+
+
+@pytest.mark.mpi(ranks=4)
+def test_ranks_of_an_axis_expert_share_the_samples(comm):
+    from collectives import Communicator
+
+    world = Communicator(comm)
+    for data, expert, tensor in factors(4):
+        mesh = Mesh(world, data=data, expert=expert, tensor=tensor)
+        d, e, t = (mesh.places[axis] for axis in ("data", "expert", "tensor"))
+        assert comm.rank == (d * expert + e) * tensor + t == mesh.rank_at()
+        assert mesh.shard == (d * expert + e, data * expert) and (mesh.line.index, mesh.line.count) == (d, data)
+        ranks = {"expert": expert, "tensor": tensor, "parts": expert * tensor, "model": expert * tensor}
+        for name, size in ranks.items():
+            communicator = getattr(mesh, name)
+            assert (communicator.size if communicator else 1) == size, name
+        if mesh.parts:
+            assert mesh.parts.rank == e * tensor + t
         mesh.close()

@@ -20,7 +20,10 @@ ONE = dict.fromkeys(axes.AXES, 1)  # rank along each axis
 TEXT = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
 REFUSED = {
     "--mesh data=2,pipeline=2 --ranks 3": "does not make 3 ranks: each axis needs one of 1, 3 ranks",
-    "--mesh pipelines=2 --ranks 2": "what is 'pipelines=2'? it takes data=NUMBER, pipeline=NUMBER",
+    "--mesh expert=2 --ranks 2": "cnn has no experts that 2 ranks could have",
+    "--mesh expert=2,context=2 --ranks 4": "an axis expert does not go with context: its ranks have different samples",
+    "--mesh expert=2,pipeline=2 --ranks 4": "an axis expert does not go with pipeline",
+    "--mesh pipelines=2 --ranks 2": "what is 'pipelines=2'? it takes data=NUMBER, expert=NUMBER, pipeline=NUMBER",
     "--mesh data=0 --ranks 2": "data must have at least 1 rank",
     "--mesh , --ranks 2": "--mesh , names no axis; such as --mesh data=2,pipeline=2",
     "--mesh tensor=2 --tensor sequence --ranks 2": "cnn has nothing to be cut along the places of a sequence by 2",
@@ -48,7 +51,7 @@ REFUSED = {
     "--pipeline 1f1b --compress fp16 --ranks 2": "--compress fp16: every rank has another part of the network",
     "--pipeline pipedream --compress fp16 --ranks 2": "replicas of a stage sum their gradients as they are: leave",
     "--mesh tensor=2 --compress fp16 --ranks 2": "--compress fp16: every rank has another part of the network",
-    "--mesh pipeline=2,tensor=2 --compress fp16 --ranks 4": "no gradients are sent: leave it out, or start more ranks",
+    "--mesh pipeline=2,tensor=2 --compress fp16 --ranks 4": "no gradients are sent along the axis data: leave it out",
     "--mesh tensor=2 --compress topk --ranks 2": "has to be rounded alike on all",
     "--mesh tensor=2 --strategy zero1 --compress fp16 --ranks 2": "what several ranks have whole, with ddp, has to be",
     "--mesh tensor=2 --strategy zero2 --offload . --ranks 2": "--offload does not go with layers that ranks compute",

@@ -10,6 +10,7 @@ import pytest
 
 import nn
 from collectives.pricing.networks import NETWORKS, Network
+from parallel.planning.group_costs import Group
 from parallel.planning.job import Axes, Job
 from parallel.planning.profile import LayerProfile, count_layers, read_profile, write_profile
 from parallel.planning.tables import nbytes
@@ -364,3 +365,25 @@ def test_bars_tell_their_parts_apart():
     axes.figure.canvas.draw()
     assert legend.get_window_extent().x0 >= axes.get_window_extent().x1
     assert axes.get_xlabel() == "s of a step" and found[0].seconds < 1 < found[-1].seconds
+
+
+def test_experts_dealt_out_save_memory_and_send_positions():
+    """Bytes as the layer counts them: four trips of n k D (p - 1) / p numbers a layer, and dense gradients summed."""
+    network = nn.models.build("transformer:16,2,1,experts=8,top=2,shared=1", (32,), 9)
+    layers = count_layers(network, 4, 1e9, 1e-9)
+    job, p = Job(layers, 4, 32, node_memory=False, overlap=False), 8
+    (block,) = (layer for layer in layers if layer.experts)
+    A = 16 * 64
+    assert block.experts == 8 * 2 * A * 4 and block.routed == 4 * 32 * 2 * 16 * 4
+    found, whole = estimate(job, "ddp", Axes(expert=p), FLAT), estimate(job, "ddp", Axes(p), FLAT)
+    dense = job.parameters - block.experts
+    assert found.sent == pytest.approx((4 * block.routed + 2 * dense) * (p - 1) / p)
+    assert whole.memory - found.memory == pytest.approx(2 * block.experts * (p - 1) / p)
+    assert found.parts["experts"] == pytest.approx(4 * Group(p).alltoall(block.routed, FLAT))
+    both = estimate(job, "ddp", Axes(2, 1, 2, expert=2), FLAT)
+    assert both.ranks == 8 and both.parts["activations"] > 0 < both.parts["experts"]
+    assert Axes.parse("expert=4,data=2") == Axes(2, expert=4) and str(both.axes) == "data=2,tensor=2,expert=2"
+    with pytest.raises(ValueError, match="leave expert=2 out, or use ddp"):
+        estimate(job, "fsdp", Axes(2, expert=2), FLAT)
+    with pytest.raises(ValueError, match="an axis expert=2 needs a network with experts"):
+        estimate(JOB, "ddp", Axes(2, expert=2), FLAT)

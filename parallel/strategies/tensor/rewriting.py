@@ -136,7 +136,11 @@ def terms(network: Network) -> list[str]:
     found = []
     for path, layer, shape, _ in network.layers():
         if isinstance(layer, Around) and layer.terms:
-            found += [_join(path, name) for name, spec in layer.specs(shape)[0].items() if split_of(spec) is None]
+            found += [
+                _join(path, name)
+                for name, spec in layer.specs(shape)[0].items()
+                if split_of(spec) is None and not spec.buffer
+            ]
     return found
 
 

@@ -1,8 +1,13 @@
-"""What a rank computes of a step in which ranks compute every layer together."""
+"""What a rank computes of a step in which ranks compute every layer together.
+
+Of an array that ranks have alike each may compute a term of the gradient only, as of a norm where activations are cut.
+Those terms are summed here, before gradients are summed along "data".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 
 from nn.core.context import Group
 from nn.losses import Loss
@@ -45,39 +50,50 @@ class SharedPass(Whole):
         if self.positions:
             self.positions.join()
             self.parts_loss = self.positions.loss(self.parts_loss)
-        layout, names = trainer.local_network.layout, terms(trainer.local_network)
-        self.terms = {name: array for name, array in layout.flat(trainer.g).items() if name in names}
-        self.ends = sorted((layout.slices[name].stop, name) for name in names)
+        self.terms: list[tuple[list, Group]] = []  # of each group, where gradients end and they
+        self.add_terms(trainer, terms(trainer.local_network), trainer.ctx.network_context.groups.get("tensor"))
         trainer.loss = self.parts_loss
+
+    def add_terms(self, trainer, names: Sequence[str], group: Group | None) -> None:
+        """Gradients of these arrays are terms, which the group has."""
+        layout = trainer.local_network.layout
+        flat = layout.flat(trainer.g)
+        if names and group:
+            self.terms.append(([(layout.slices[name].stop, flat[name]) for name in names], group))
 
     def compute(self, trainer, x, y, total, micro, before=0.0):
         """As Whole. Where gradients are terms, none is told to be finished before they are summed."""
         z, saved = trainer.forward(x, True, micro)
         loss, gz = self.loss(trainer, z, y, total)
+        if micro.addend is not None:
+            self.average_buffers(trainer)
         trainer.set_loss(loss + before, total, micro)
         context, adds_up = trainer.ctx.network_context, trainer.sync.adds_up
         if not self.terms or (adds_up and micro.addend is None) or saved is None:
             trainer.backward(gz, saved)
             return loss + before
-        ready, group = context.on_gradients_ready, context.groups["tensor"]
-        context.on_gradients_ready = None if adds_up else self.summing(ready, group)
+        ready, end = context.on_gradients_ready, trainer.local_network.layout.size
+        context.on_gradients_ready = None if adds_up else self.summing(ready)
         trainer.backward(gz, saved)
         if adds_up:
-            sum_as_one(list(self.terms.values()), group)
-            if ready:
-                ready(trainer.local_network.layout.size)
+            self.summing(ready or (lambda end: None))(end)
         return loss + before
 
-    def summing(self, ready: Callable[[int], None], group: Group) -> Callable[[int], None]:
+    def average_buffers(self, trainer) -> None:
+        """Average running statistics over ranks that have one network together, and other samples: here all have the
+        same."""
+
+    def summing(self, ready: Callable[[int], None]) -> Callable[[int], None]:
         """`ready`, before which the terms are summed that are finished: their memory is soon another layer's."""
-        left = list(self.ends)
+        left = [(sorted(terms, key=itemgetter(0)), group) for terms, group in self.terms]
 
         def summed(end: int) -> None:
-            finished = []
-            while left and left[0][0] <= end:
-                finished.append(self.terms[left.pop(0)[1]])
-            if finished:
-                sum_as_one(finished, group)
+            for unsummed, group in left:
+                finished = []
+                while unsummed and unsummed[0][0] <= end:
+                    finished.append(unsummed.pop(0)[1])
+                if finished:
+                    sum_as_one(finished, group)
             ready(end)
 
         return summed

@@ -1,0 +1,96 @@
+"""Expert parallelism: ranks with different samples have some of the experts each (GShard, DeepSpeed-MoE).
+
+The axis "expert" is a part of data parallelism: its ranks share every global batch, as those of "data" do, and all have
+the router, attention and whatever is no expert. Of each `MixtureOfExperts` with E experts a rank has E / p. Positions
+travel to the ranks that have the experts they chose, and back (dispatch.py): 4 alltoallv a layer and step. So an
+expert's gradient is made of the positions of all p ranks, and is summed along "data" only; all other gradients are
+terms, summed along both. On data x expert ranks there are as many copies of an expert as ranks on "data".
+
+With an axis "tensor" ranks have parts of attention together, and experts are dealt out to all expert x tensor ranks.
+
+Sources: Lepikhin et al. 2020 (GShard), Fedus et al. 2022 (Switch), Rajbhandari et al. 2022 (DeepSpeed-MoE), Liu et al.
+2025 (experts over the axes of the other layers).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallel.strategies import axes
+from parallel.strategies.data_parallel import bucketing
+from parallel.strategies.zero import STAGES, summed
+
+if TYPE_CHECKING:
+    from nn.core.network import Network
+    from nn.losses import Loss
+    from nn.optim.optimizers import Optimizer
+    from parallel.trainer import DistributedTrainer
+
+
+def ExpertParallel(
+    network: Network,
+    loss: Loss,
+    optimizer: Optimizer,
+    communicator,
+    seed: int = 0,
+    *,
+    expert: int = 0,
+    tensor: int = 1,
+    way: str = "pairs",
+    stage: int = 0,
+    bucketing: dict | None = None,
+    unit_bytes: int = 1 << 20,
+    prefetch: int | None = None,
+    compressor=None,
+) -> DistributedTrainer:
+    """`Trainer` on many ranks, each of which has some of the experts.
+
+    Parameters
+    ----------
+    network, loss, optimizer, seed
+        As for Trainer, alike on all ranks. The network has layers `nn.MixtureOfExperts`.
+    communicator : collectives.Communicator
+    expert : int
+        To how many ranks experts are dealt out; 0 for all. Those of one group are neighbours. All ranks, of all groups,
+        share every global batch.
+    tensor : int
+        How many ranks compute the other layers together, for the same samples; they have experts, too.
+    way, stage, bucketing, unit_bytes, prefetch, compressor
+        As for TensorParallel.
+
+    Raises
+    ------
+    ValueError
+        A network without experts, or numbers of them that the ranks do not divide: which would do.
+    ReplicaError
+        If ranks were given different networks, losses or optimizers.
+    """
+    from parallel.mesh import Mesh
+    from parallel.strategies.expert.expert_pass import ExpertPass
+    from parallel.strategies.gradient_sync import gradient_sync
+    from parallel.trainer import DistributedTrainer
+
+    mesh = Mesh(communicator, expert=expert or communicator.size // tensor, tensor=tensor)
+    units = {"unit_bytes": unit_bytes, "prefetch": prefetch}
+    sync = gradient_sync(mesh, stage, compressor, node_memory="off", **units, **(bucketing or {}))
+    return DistributedTrainer(network, loss, optimizer, mesh, ExpertPass(loss, way), sync, seed, "ExpertParallel")
+
+
+def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
+    """Ranks have some of the experts each; several such groups share every batch."""
+    sizes = axes.sizes(options, communicator.size)
+    return ExpertParallel(
+        network,
+        loss,
+        optimizer,
+        communicator,
+        options.seed,
+        expert=sizes["expert"],
+        tensor=sizes["tensor"],
+        way=options.tensor,
+        stage=STAGES.get(options.strategy_name, 0),
+        bucketing=bucketing(options),
+        unit_bytes=int(options.unit * 2**20),
+        prefetch=options.prefetch,
+        compressor=summed(options)["compressor"],
+    )
