@@ -175,14 +175,13 @@ def price(
     rounded = -(-count // size) * size if isinstance(count, int) else count
     if network.topology and steps > SYMMETRIC_FROM and not trace:
         exactly = count if steps <= most else rounded
-        found = smallest_block(program_of(exactly), size, network)
-        if found and steps * found[0] / size <= most:
+        if found := smallest_block(program_of(exactly), size, network, int(size * most / steps)):
             return as_price(simulate(found[0], exactly, found[1]), "one block for all")
     if trace or steps <= most:
         return as_price(simulate(size, count), "simulation")
     if network.topology:
         raise ValueError(
-            f"{size} ranks of {name} take about {steps:,.0f} steps, more than {most:,} on a topology, and no block of "
+            f"{size} ranks of {name} take about {steps:,.0f} steps, more than {most:,} on a topology, and no small block of "
             "ranks stands for all: price fewer ranks or larger segments, or a network of two levels"
         )
     node = network.ranks_per_node if network.ranks_per_node < size else 1  # in one node all ranks are alike

@@ -14,12 +14,12 @@ from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, 
 FIRST_ROUNDS = 4  # enough to refuse most blocks
 
 
-def smallest_block(program: Callable, size: int, network: Network) -> tuple[int, dict[int, int]] | None:
-    """The fewest ranks that stand for all `size` of a topology, and for each channel the one that stands for it."""
+def smallest_block(program: Callable, size: int, network: Network, most: int) -> tuple[int, dict[int, int]] | None:
+    """The fewest ranks, at most `most`, that stand for all `size` of a topology; for each channel the one for it."""
     per_host = network.ranks_per_node
     if network.placement is not None and per_host > 1:
         return None
-    for block in range(per_host, size // 2 + 1, per_host):
+    for block in range(per_host, min(most, size // 2) + 1, per_host):
         if size % block or representatives(program, size, block, network, FIRST_ROUNDS) is None:
             continue
         if blocks_are_alike(program, size, block):

@@ -178,7 +178,7 @@ def test_one_block_stands_for_all_where_a_shift_maps_routes_to_routes(network, r
     monkeypatch.setattr(clock, "SYMMETRIC_FROM", 0)
     block = price(ring, size, size * 1000, 4, network)
     assert (every.method, block.method) == ("simulation", "one block for all")
-    found, channels = smallest_block(lambda rank: ring(rank, size, size * 1000), size, network)
+    found, channels = smallest_block(lambda rank: ring(rank, size, size * 1000), size, network, size)
     assert found == ranks and len(channels) == size // ranks * len(set(channels.values()))
     np.testing.assert_allclose(block.finish, every.finish, rtol=1e-9)
     for name in ("rounds", "messages", "bytes", "bytes_between", "busiest", "traffic"):

@@ -167,3 +167,10 @@ def test_a_block_stands_for_65536_ranks(shape, name):
     latency = network.topology.route(0, 1).latency
     assert got.method == "one block for all"
     assert got.seconds == pytest.approx(rounds * latency + blocks * itemsize / 1e9, rel=1e-9)
+
+
+@pytest.mark.exhaustive
+def test_too_large_a_block_is_refused_before_its_schedules_are_read():
+    """1,024 ranks of a pod with 131,070 rounds: comparing those takes many minutes."""
+    with pytest.raises(ValueError, match="no small block of ranks stands for all"):
+        price(ALGORITHMS["allreduce"]["ring"], 1 << 16, 1 << 16, 4, Network.fat_tree(64))
