@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from collectives.pricing.lower_bounds import allgather_bound, bandwidth_bound
 from collectives.pricing.networks import Network, find_network
+from collectives.pricing.price import price
 from collectives.pricing.progress_bar import ProgressBar
 from collectives.pricing.topology import Topology, breadth_first
 from collectives.reading import read_json
@@ -38,7 +39,9 @@ OPERATIONS = ("allgather", "reduce_scatter", "allreduce")
 MOST_RANKS = 128
 CHUNKS = 4  # most pieces of a block that are tried where the caller does not say
 MOST_TREES = 24
-FILL = 40  # segments of a pipeline for every level that it must fill: it is full 95% of the time
+LEAST_PIECE = 4096  # bytes: smaller pieces gain little anywhere, and make a price slow
+ITEMSIZE = 4  # bytes of an element, where a schedule is priced
+FILLS = 40, 20, 10, 5, 2, 1  # segments of a pipeline for every level that it must fill: 40 keep it full 95% of the time
 
 Move = tuple[int, int, int, bool]  # source, dest, piece, whether it is added
 
@@ -175,6 +178,7 @@ def synthesize(
     chunks: int | None = None,
     tries: int = 60,
     seed: int = 0,
+    nbytes: int | None = None,
 ) -> Schedule:
     """Find a schedule of `operation` for the network's ranks.
 
@@ -187,6 +191,10 @@ def synthesize(
         Into which a matching cuts every block; by default that one of 1 to 4 which comes nearest to the bound.
     tries, seed : int
         Random searches for each number of chunks.
+    nbytes : int, optional
+        Bytes of the vector. Then what is found for each number of chunks, and trees with fewer segments too, are priced
+        on the network, and the cheapest counts: short vectors pay for every message. Pieces have 4 KiB or more, where
+        that is possible. By default a vector without end.
 
     Returns
     -------
@@ -196,7 +204,7 @@ def synthesize(
     Raises
     ------
     ValueError
-        An unknown operation, a network without a topology, more than 128 ranks, or chunks below 1.
+        An unknown operation, a network without a topology, more than 128 ranks, or chunks or nbytes below 1.
     """
     network = find_network(network) if isinstance(network, str) else network
     if operation not in OPERATIONS:
@@ -205,8 +213,9 @@ def synthesize(
         raise ValueError(
             "synthesize needs a network with a topology, such as Network.torus((4, 4)) or 'torus:dims=4x4'"
         )
-    if chunks is not None and (type(chunks) is not int or chunks < 1):
-        raise ValueError(f"chunks must be a whole number >= 1, not {chunks!r}")
+    for name, value in (("chunks", chunks), ("nbytes", nbytes)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise ValueError(f"{name} must be a whole number >= 1, not {value!r}")
     hosts = network.placement or range(len(network.topology.hosts))
     if len(hosts) > MOST_RANKS:
         raise ValueError(f"synthesize: {len(hosts)} ranks; up to {MOST_RANKS} are searched: take one group of them")
@@ -224,20 +233,28 @@ def synthesize(
     numbers = (chunks,) if chunks else range(1, CHUNKS + 1)
     units, bar = units_of(network.topology, narrowest), ProgressBar(tries * len(numbers))
     for row, number in enumerate(numbers):
+        shortest = None
         for attempt in range(tries):
             bar.update(row * tries + attempt)
             steps = matching(size, arcs, units, number, random.Random(f"{seed} {number} {attempt}"))
-            seconds = times * len(steps) / narrowest / (size * number)
-            if not found or seconds < found[0].seconds_per_byte * (1 - 1e-12):
-                found[:] = [_from_matching(operation, size, number, steps, seconds, bound)]
-            if seconds <= times * half * (1 + 1e-9):
+            shortest = steps if shortest is None or len(steps) < len(shortest) else shortest
+            if times * len(shortest) / narrowest / (size * number) <= times * half * (1 + 1e-9):
                 break
+        seconds = times * len(shortest) / narrowest / (size * number)
+        found.append(_from_matching(operation, size, number, shortest, seconds, bound))
     bar.close()
-    if operation == "allreduce" and found[0].share_of_bound < 0.97:
+    long = lambda schedule: schedule.seconds_per_byte
+    if operation == "allreduce" and min(found, key=long).share_of_bound < 0.97:
         for attempt in range(3):
             trees = pack_trees(size, arcs, network.topology, seed + attempt)
-            found.append(_from_trees(size, trees, network.topology, bound))
-    return min(found, key=lambda schedule: schedule.seconds_per_byte)
+            for fill in FILLS if nbytes else FILLS[:1]:
+                found.append(_from_trees(size, trees, network.topology, bound, fill))
+    if nbytes is None:
+        return min(found, key=long)
+    count = -(-nbytes // ITEMSIZE)
+    fewest = min(schedule.pieces for schedule in found)
+    found = [schedule for schedule in found if schedule.pieces <= max(fewest, nbytes // LEAST_PIECE)]
+    return min(found, key=lambda schedule: price(schedule, size, count, ITEMSIZE, network).seconds)
 
 
 class Arc(NamedTuple):
@@ -326,8 +343,8 @@ def pack_trees(size: int, arcs: list[Arc], topology: Topology, seed: int = 0) ->
         reached, tree = {rng.randrange(size)}, []
         while len(reached) < size:
             growing = [(down, up) for down, up in edges if down.source in reached and down.dest not in reached]
-            price = lambda edge: sum(((load[c] + 1) / width[c]) ** 6 for arc in edge for c in arc.channels)
-            down, up = min(growing, key=lambda edge: (price(edge), rng.random()))
+            fullness = lambda edge: sum(((load[c] + 1) / width[c]) ** 6 for arc in edge for c in arc.channels)
+            down, up = min(growing, key=lambda edge: (fullness(edge), rng.random()))
             tree.append((up, down))
             reached.add(down.dest)
             for channel in (*down.channels, *up.channels):
@@ -338,7 +355,7 @@ def pack_trees(size: int, arcs: list[Arc], topology: Topology, seed: int = 0) ->
     return trees[: best[1]]
 
 
-def _from_trees(size, trees, topology, bound) -> Schedule:
+def _from_trees(size, trees, topology, bound, fill) -> Schedule:
     depths = []
     for tree in trees:
         depth = {tree[0][0].dest: 0}
@@ -346,7 +363,7 @@ def _from_trees(size, trees, topology, bound) -> Schedule:
             depth[up.source] = depth[up.dest] + 1
         depths.append(depth)
     deepest = max(max(depth.values()) for depth in depths)
-    segments, load = FILL * deepest, [0] * len(topology.channels)
+    segments, load = fill * deepest, [0] * len(topology.channels)
     steps: list[list[Move]] = [[] for _ in range(segments + 2 * deepest)]
     for number, (tree, depth) in enumerate(zip(trees, depths, strict=True)):
         for up, down in tree:

@@ -181,8 +181,8 @@ def price(
         return as_price(simulate(size, count), "simulation")
     if network.topology:
         raise ValueError(
-            f"{size} ranks of {name} take about {steps:,.0f} steps, more than {most:,} on a topology, and no small block of "
-            "ranks stands for all: price fewer ranks or larger segments, or a network of two levels"
+            f"{size} ranks of {name} take about {steps:,.0f} steps, more than {most:,} on a topology, and no small "
+            "block of ranks stands for all: price fewer ranks or larger segments, or a network of two levels"
         )
     node = network.ranks_per_node if network.ranks_per_node < size else 1  # in one node all ranks are alike
     if size % node == 0 and network.placement is None and blocks_are_alike(program_of(rounded), size, node):

@@ -169,11 +169,18 @@ def write_chrome_trace(file: str | Path, priced: Price) -> None:
         name = type(work.step).__name__
         events.append({"rank": work.rank, "name": name, "start": work.start, "end": work.end})
     fields = chrome_trace(events)
+    rounds = {(span.rank, span.index): span for span in priced.trace.rounds}
+
+    def within(span, seconds):
+        """In microseconds, moved into its round, before the end: an arrow belongs to what is open at its ends."""
+        return max(span.start, min(seconds, span.end - 1e-9)) * MICRO
+
     for number, flight in enumerate(priced.trace.flights):
         nbytes = (flight.send.hi - flight.send.lo) * priced.trace.itemsize
         message = {"name": f"{nbytes:,} bytes", "cat": "message", "id": number, "tid": 0}
-        start = message | {"ph": "s", "pid": flight.source, "ts": flight.start * MICRO}
-        end = message | {"ph": "f", "bp": "e", "pid": flight.dest, "ts": flight.end * MICRO}
+        sent_in, received_in = rounds[flight.source, flight.sent_in], rounds[flight.dest, flight.received_in]
+        start = message | {"ph": "s", "pid": flight.source, "ts": within(sent_in, flight.start)}
+        end = message | {"ph": "f", "bp": "e", "pid": flight.dest, "ts": within(received_in, flight.end)}
         fields["traceEvents"] += [start, end]
     Path(file).write_text(json.dumps(fields) + "\n")
 

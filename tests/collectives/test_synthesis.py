@@ -9,6 +9,7 @@ from collectives import check, draw, price, synthesize
 from collectives.algorithms.registry import by_messages
 from collectives.pricing.lower_bounds import bandwidth_bound, lower_bound
 from collectives.pricing.networks import Network
+from collectives.pricing.topology import from_edges
 from collectives.synthesis import Schedule
 
 G = 1e9
@@ -114,6 +115,18 @@ def test_an_unequal_link_is_used_better_than_by_a_ring():
     assert price(found, 8, 10**6, 4, network).seconds < 0.8 * ring
 
 
+def test_short_vectors_are_cut_into_fewer_pieces():
+    """Each message takes 50 us of a processor: 2,160 of them cost more than a pipeline that is hardly filled."""
+    edges = [(host, f"switch{host // 2}", 25e6, 0) for host in range(4)] + [("switch0", "switch1", 12.5e6, 0)]
+    network = Network.on(from_edges(edges, range(4)), overhead=50e-6)
+    seconds = lambda found, nbytes: price(found, 4, nbytes // 4, 4, network).seconds
+    endless = synthesize("allreduce", network, tries=10)
+    short, long = (proven("allreduce", network, tries=10, nbytes=nbytes) for nbytes in (1 << 18, 1 << 24))
+    assert short.pieces < long.pieces
+    assert seconds(short, 1 << 18) < 0.5 * seconds(endless, 1 << 18)
+    assert seconds(long, 1 << 24) <= seconds(endless, 1 << 24) and seconds(long, 1 << 24) < seconds(short, 1 << 24)
+
+
 def test_it_is_saved_printed_and_drawn(tmp_path):
     found = synthesize("allreduce", "torus:dims=2x3", tries=5)
     found.save(tmp_path / "found.json")
@@ -148,6 +161,7 @@ def test_files_that_hold_no_schedule_are_refused(tmp_path, text):
         (lambda: synthesize("sort", "star:4"), "operation 'sort'; there are allgather"),
         (lambda: synthesize("allreduce", "gigabit"), "needs a network with a topology"),
         (lambda: synthesize("allreduce", "star:4", chunks=0), "chunks must be a whole number"),
+        (lambda: synthesize("allreduce", "star:4", nbytes=-1), "nbytes must be a whole number"),
         (lambda: synthesize("allreduce", "star:129"), "129 ranks; up to 128"),
         (lambda: synthesize("allreduce", Network.on(NAMED["star"].topology, 2)), "one rank on each host"),
         (lambda: list(synthesize("allreduce", "star:3", tries=1)(0, 4, 4)), "found for 3 ranks, not 4"),

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from trace_events import mistakes_in_trace
 
 from collectives import ALGORITHMS, Send, draw_timeline, price
 from collectives.algorithms.registry import by_messages
@@ -79,3 +80,39 @@ def test_a_price_survives_chrome_trace_events(tmp_path):
     (tmp_path / "wrong.json").write_text("[1]")
     with pytest.raises(ValueError, match=r"wrong.json: no Chrome trace"):
         read_chrome_trace(tmp_path / "wrong.json")
+
+
+@pytest.mark.parametrize("operation", ["allreduce", "broadcast", "alltoall"])
+def test_perfetto_finds_every_round_and_both_ends_of_every_message(operation, tmp_path):
+    file = tmp_path / "a.json"
+    for network in (Network.fat_tree(4, 4), Network.star(6, 1e9, 0), Network.hockney(1e-6, 1e-9)):
+        for entry in by_messages(operation).values():
+            priced = price(entry, 6, 600, 4, network, trace=True)
+            write_chrome_trace(file, priced)
+            fields = json.loads(file.read_text())
+            assert not mistakes_in_trace(fields), entry.name
+            rounds = {(e["pid"], e["name"]): e for e in fields["traceEvents"] if e["ph"] == "X"}
+            ends = [e for e in fields["traceEvents"] if e["ph"] == "f"]
+            for flight, end in zip(priced.trace.flights, ends, strict=True):  # in the round that received it
+                of_round = rounds[flight.dest, f"round {flight.received_in}"]
+                assert of_round["ts"] <= end["ts"] <= of_round["ts"] + max(0, of_round["dur"] - 1e-4), entry.name
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dur": -1.0}, "below zero"),
+        ({"ph": "Z"}, "no kind of event"),
+        ({"dur": 15.0}, "ends after the event"),
+        ({"pid": "rank 0"}, "have numbers"),
+        ({"dur": 0.0}, "ends in no event"),
+    ],
+)
+def test_what_perfetto_would_draw_wrong_is_found(change, words, tmp_path):
+    write_chrome_trace(
+        tmp_path / "a.json", price(ALGORITHMS["allreduce"]["ring"], 2, 5000, 4, Network.hockney(1e-6, 1e-9), trace=True)
+    )
+    fields = json.loads((tmp_path / "a.json").read_text())
+    first = next(event for event in fields["traceEvents"] if event["ph"] == "X")
+    first.update(change)
+    assert words in " ".join(mistakes_in_trace(fields))
