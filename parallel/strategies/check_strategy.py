@@ -40,7 +40,7 @@ def check_strategy(
     communicator : collectives.Communicator
         Of two ranks or more.
     network : callable or None
-        Builds a network in float64 that takes 6 features and has 3 outputs; None for two linear layers.
+        Builds a network in float64, of features or of sequences of ids; None for two linear layers.
     optimizer : callable or None
         Builds an optimizer; None for SGD with momentum.
     as_one : bool
@@ -82,7 +82,14 @@ class _Case:
     def __init__(self, make, communicator, network, optimizer):
         self.make, self.communicator, self.network, self.optimizer = make, communicator, network, optimizer
         rng = np.random.default_rng(0)
-        self.batches = [(rng.normal(size=(n, 6)), rng.integers(0, 3, n)) for n in SIZES]
+        probe = self.network()
+        *rows, classes = probe.out_shape
+        self.ids = probe.takes_ids
+
+        def draw(shape):
+            return rng.integers(0, classes, shape) if self.ids else rng.normal(size=shape)
+
+        self.batches = [(draw((n, *probe.in_shape)), rng.integers(0, classes, (n, *rows))) for n in SIZES]
 
     def many(self, optimizer=None):
         trainer = self.make(self.network(), nn.CrossEntropyLoss(), optimizer or self.optimizer(), self.communicator)
@@ -165,12 +172,17 @@ class _Case:
         many.close()
 
     def check_bad_step(self) -> None:
-        """A batch with a NaN is refused on all ranks, and changes nothing."""
+        """A batch with a NaN is refused on all ranks, and changes nothing; of ids, which have none, a parameter is."""
         many = self.many()
         self.train(many)
-        before, (x, y) = self.state(many), self.batches[2]
-        x = x.copy()
-        x[0, 0] = np.nan
+        good = self.state(many)
+        before, (x, y) = {name: array.copy() for name, array in good.items()}, self.batches[2]
+        if self.ids:
+            before[next(name for name in before if name.startswith("param/"))].flat[0] = np.nan
+            many.load_state_dict(before)
+        else:
+            x = x.copy()
+            x[0, 0] = np.nan
         refused = False
         try:
             many.step(*self.share(many, x, y))
@@ -179,7 +191,8 @@ class _Case:
         everyone = self.communicator.allgather(refused)
         self.require(all(everyone), f"a loss that is not finite is refused on ranks {_where(everyone)} only")
         worst = self.compare(self.state(many), before, "after a loss that is not finite")
-        self.require(worst == 0, f"a step that was refused has changed the state by {worst:.1e}")
+        self.require(not worst > 0, f"a step that was refused has changed the state by {worst:.1e}")
+        many.load_state_dict(good)
         self.train(many)
         many.close()
 

@@ -309,3 +309,27 @@ def test_each_rank_has_its_part_of_one_processs_mask(degrees, cut):
             ctx.network_context.groups["tensor"] = group
             wanted = mask[:, mine] if axis is None else axis.take(mask[:, mine], group, ctx)
             np.testing.assert_array_equal(split.forward(None, np.ones(wanted.shape), ctx)[1], wanted)
+
+
+@pytest.mark.mpi(ranks=[2], more=[4])
+@pytest.mark.parametrize("attention", ["ring", "ulysses"])
+def test_the_strategy_is_one_that_can_be_trusted(comm, ranks, attention):
+    """All that is asked of strategies: equality, state, bad steps, disagreement, memory, looking."""
+    from collectives import Communicator
+    from parallel import ContextParallel, check_strategy
+
+    def make(network, loss, optimizer, communicator):
+        return ContextParallel(network, loss, optimizer, communicator, attention=attention)
+
+    check_strategy(make, Communicator(comm), network=lambda: network("causal", 9))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_id_that_does_not_exist_is_refused_on_all_ranks(rank):
+    """Also on those that have other positions; with the position in the whole sequence."""
+    mine = cut(network("causal", 9), ContextGroups(ContextDegrees(2, 1), rank))
+    x = np.ones((3, 9), np.int64)
+    x[1, 8] = CLASSES
+    p = mine.layout.views(mine.layout.zeros(np.float64))
+    with pytest.raises(ValueError, match=r"id 11 of sample 1, position \[8\], is not in the vocabulary"):
+        mine.forward(p, x, mine.context())

@@ -1,6 +1,8 @@
 """An axis context beside data, pipeline and tensor: every mesh computes what one process computes."""
 
+import os
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -146,3 +148,28 @@ def test_values_that_are_not_finite_are_traced_on_all_ranks(comm, ranks, mesh):
     with pytest.raises(nn.NonFiniteLoss, match="is in parameter"):
         train(many, LENGTH)
     many.close()
+
+
+@pytest.mark.skipif(
+    not (Path(os.environ.get("RINGPROP_DATA") or "data") / "tinyshakespeare").is_dir(),
+    reason="needs tinyshakespeare in $RINGPROP_DATA (scripts/get_data.py tinyshakespeare)",
+)
+@pytest.mark.exhaustive
+@pytest.mark.mpi(ranks=4)
+def test_a_character_model_of_long_sequences_has_one_processs_losses(comm, ranks):
+    """Tiny Shakespeare, 1,024 positions, four ranks: the same losses, to 1e-12."""
+    from collectives import Communicator
+    from parallel import ContextParallel
+
+    data = nn.data.load("tinyshakespeare", length=1024, limit=8, dtype="float64")
+    model = "transformer:16,4,2,positions=rotary,attention=blocks:128"
+    build = lambda: nn.models.build(model, data.in_shape, data.classes, np.float64)
+    given = nn.CrossEntropyLoss(), nn.Adam(0.01)
+    steps = [each for epoch in range(2) for each in nn.Loader(data.train, 2, seed=1).epoch(epoch)]
+    one, communicator = nn.Trainer(build(), *given, SEED), Communicator(comm)
+    losses = [one.step(*each) for each in steps]
+    assert losses[-1] < losses[0] - 0.3
+    for attention in ("ring", "ulysses", "ring:2,ulysses:2"):
+        many = ContextParallel(build(), *given, communicator, SEED, attention=attention)
+        np.testing.assert_allclose([many.step(*each) for each in steps], losses, rtol=1e-12)
+        many.close()

@@ -120,11 +120,11 @@ class _Cutting:
 
     def first(self, layer: Layer, path: str, in_shape: Shape) -> Layer:
         """A layer that is given whole sequences."""
-        inner, padding = self.layer(layer, path, in_shape), getattr(layer, "padding", None)
-        if padding is not None:
+        inner = self.layer(layer, path, in_shape)
+        if getattr(layer, "padding", None) is not None:
             inner = copy.copy(inner)
             inner.padding = None  # it would tell attention of that of some positions
-        return Around(inner, enter=TakePositions(self.length, self.groups, padding))
+        return Around(inner, enter=TakePositions(self.length, self.groups, layer))
 
     def sequential(self, layer: Sequential, path: str, in_shape: Shape, first: bool) -> Layer:
         layers, shape = [], in_shape

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from nn.layers.embedding import RotaryPositions
+from nn.core.layer import Layer
+from nn.layers.embedding import Embedding, RotaryPositions
 from nn.layers.experts import MixtureOfExperts
 from nn.losses import Loss
 from parallel.strategies.context.attention import ContextGroups
@@ -24,17 +25,24 @@ class TakePositions(Move):
     length : int
         T, of whole sequences.
     groups : ContextGroups
-    padding : int or None
-        The id that attention is told of: it needs the padding of whole sequences.
+    layer : Layer
+        Given the positions. An `Embedding`'s ids are checked here, where all ranks refuse them alike, and attention is
+        told of the padding of whole sequences.
     """
 
-    def __init__(self, length: int, groups: ContextGroups, padding: int | None = None):
-        self.length, self.rows, self.padding = length, groups.positions(length), padding
+    def __init__(self, length: int, groups: ContextGroups, layer: Layer):
+        self.length, self.rows = length, groups.positions(length)
+        ids = isinstance(layer, Embedding)
+        self.check, self.vocabulary, self.padding = (
+            (layer.check, layer.vocabulary, layer.padding) if ids else (None, 0, None)
+        )
 
     def out_shape(self, in_shape, training):
         return (len(self.rows), *in_shape[1:])
 
     def forward(self, p, x, ctx):
+        if self.check:
+            self.check(x, self.vocabulary, ctx)
         if self.padding is not None:
             ctx.micro_batch.padding = x == self.padding
         return np.take(x, self.rows, axis=1), None
