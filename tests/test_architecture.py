@@ -28,7 +28,7 @@ FOREIGN = {
 
 # Modules that somebody imports under another name: (importing file, module).
 RENAMED = {
-    ("tests/collectives/test_clock.py", "collectives.pricing.price"),
+    ("tests/collectives/test_event_simulation.py", "collectives.pricing.price"),
     ("tests/collectives/test_closed_forms.py", "collectives.pricing.price"),
     ("tests/collectives/test_window.py", "collectives.node_memory.window"),
 }

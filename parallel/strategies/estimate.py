@@ -17,7 +17,7 @@ costs of collectives are those of planning/group_costs.py.
 | ps | F, B, push and pull: N - s messages of Psi / s each way at each server; U / s | (N - s + 2 + k)/s | (N-s)/s |
 | gpipe ... | stages in a schedule (pipeline/cost.py), then an allreduce of the largest stage | 2 + k of one | |
 | local-sgd, diloco, easgd, downpour | ranks train apart, and meet now and then (local_sgd.py, downpour.py) | | |
-| pipedream | stages and replicas of planning/partition.py, never flushed, by the clock | versions of a stage | |
+| pipedream | stages and replicas of planning/partition.py, never flushed, by simulation | versions of a stage | |
 
 On the axis "tensor" every layer takes a part of its seconds and of its bytes, and sums (LayerProfile). On "context" it
 takes a part of its seconds and activations, and what of a ring, or of Ulysses' alltoalls, is not hidden
@@ -177,6 +177,6 @@ def ranking(
         if name != "pipedream" or "-" in each.note:  # one stage on all ranks is data parallelism
             found.append(each)
     lines = sorted((p for p in found if p.axes.pipeline > 1 or p.replicas), key=lambda p: (not fits(p), p.seconds))
-    for near in lines[:REFINED]:  # what may come first is walked, or priced by the clock
+    for near in lines[:REFINED]:  # what may come first is simulated
         found[found.index(near)] = estimate(job, near.strategy, near.axes, network, servers, micro_batches)
     return sorted(found, key=lambda p: (not fits(p), p.seconds))

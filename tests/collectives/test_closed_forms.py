@@ -1,4 +1,4 @@
-"""The closed form of every algorithm is what the clock finds, for 1 to 33 ranks on a network of one level."""
+"""The closed form of every algorithm is what the simulation finds, for 1 to 33 ranks on a network of one level."""
 
 import dataclasses
 import inspect
@@ -67,7 +67,7 @@ def bounds(operation, name, p, gamma):
 
 
 def both(operation, name, p, gamma, count, **options):
-    """Seconds by the clock, and by the closed form."""
+    """Seconds by simulation, and by the closed form."""
     entry, network = ALGORITHMS[operation][name], Network.hockney(ALPHA, BETA, gamma)
     in_bytes = ITEM * BETA, ITEM * gamma
     if SHARED_MEMORY in entry.needs:
@@ -90,28 +90,28 @@ def test_closed_form(operation, name, ranks):
     met = set()
     for p in ranks:
         for gamma in (0.0, GAMMA):
-            clock, closed = both(operation, name, p, gamma, 64 * p)
+            simulated, closed = both(operation, name, p, gamma, 64 * p)
             if limits := bounds(operation, name, p, gamma):
-                assert limits[0] * closed * (1 - 1e-9) <= clock <= limits[1] * closed * (1 + 1e-9), (p, gamma)
-                met.add(clock == pytest.approx(closed, rel=1e-9))
+                assert limits[0] * closed * (1 - 1e-9) <= simulated <= limits[1] * closed * (1 + 1e-9), (p, gamma)
+                met.add(simulated == pytest.approx(closed, rel=1e-9))
             else:
-                assert clock == pytest.approx(closed, rel=1e-12, abs=1e-18), (p, gamma)
+                assert simulated == pytest.approx(closed, rel=1e-12, abs=1e-18), (p, gamma)
     assert met != {True}, "a bound that is always met exactly is no bound: say that it is exact"
 
 
 @pytest.mark.parametrize("name", ["chain", "segmented_ring", "double_tree"])
 def test_many_segments(name):
-    """As many bytes as make from 2 to 32 segments; smaller segments would show the same and take the clock longer."""
+    """As many bytes as make from 2 to 32 segments; smaller segments would show the same and take longer to simulate."""
     segment = 96
     operation = "broadcast" if name == "chain" else "allreduce"
     for p in (2, 3, 4, 8, 31):
         for k in (2, 5, 32):
             whole = segment * k * {"chain": 1, "segmented_ring": p, "double_tree": 2}[name]
-            clock, closed = both(operation, name, p, GAMMA, whole, segment=segment)
+            simulated, closed = both(operation, name, p, GAMMA, whole, segment=segment)
             if name == "double_tree":
-                assert 0.8 * closed <= clock <= 1.25 * closed, (p, k, clock / closed)
+                assert 0.8 * closed <= simulated <= 1.25 * closed, (p, k, simulated / closed)
             else:
-                assert clock == pytest.approx(closed, rel=1e-12), (p, k)
+                assert simulated == pytest.approx(closed, rel=1e-12), (p, k)
 
 
 SHARED = [(operation, name) for operation, name in FORMS if ALGORITHMS[operation][name].needs == {SHARED_MEMORY}]
@@ -126,28 +126,28 @@ def test_many_turns(operation, name, monkeypatch):
     for p in (2, 3, 4, 8):
         whole = p * shared.share_of_slot(shared.SLOT_SIZE, p, shared.LINE_SIZE)
         for k in (1, 2, 5):
-            clock, closed = both(operation, name, p, GAMMA, k * whole, slot=shared.SLOT_SIZE)
-            assert clock == pytest.approx(closed, rel=1e-12), (p, k)
+            simulated, closed = both(operation, name, p, GAMMA, k * whole, slot=shared.SLOT_SIZE)
+            assert simulated == pytest.approx(closed, rel=1e-12), (p, k)
 
 
 @pytest.mark.parametrize(("operation", "name"), SHARED)
 def test_closed_form_of_node_memory_where_there_are_too_many_steps(operation, name, monkeypatch):
-    from collectives.pricing import price as clock
+    from collectives.pricing import price as pricing
 
     walked = both(operation, name, 4, GAMMA, 256)[0]
-    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 0)
-    monkeypatch.setattr(clock, "blocks_are_alike", lambda *arguments: False)
+    monkeypatch.setattr(pricing, "SIMULATED_AT_MOST", 0)
+    monkeypatch.setattr(pricing, "blocks_are_alike", lambda *arguments: False)
     assert both(operation, name, 4, GAMMA, 256)[0] == pytest.approx(walked)
 
 
 def test_large_vectors_are_priced_by_the_closed_form_in_elements(monkeypatch):
     """Segments are of so many elements, whatever their length in bytes."""
-    from collectives.pricing import price as clock
+    from collectives.pricing import price as pricing
 
     network = Network.hockney(ALPHA, BETA, GAMMA)
     entry, p, count = ALGORITHMS["broadcast"]["chain"], 7, 1 << 20
     walked = price(entry, p, count, ITEM, network)
-    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 20)
+    monkeypatch.setattr(pricing, "SIMULATED_AT_MOST", 20)
     closed = price(entry, p, count, ITEM, network)
     assert (walked.method, closed.method) == ("simulation", "closed form")
     assert closed.seconds == pytest.approx(walked.seconds)

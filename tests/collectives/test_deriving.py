@@ -1,4 +1,4 @@
-"""The table of algorithms on networks is what the clock says."""
+"""The table of algorithms on networks is what the simulation says."""
 
 from collectives.choosing.derive import derive, tables
 from collectives.choosing.selection import ANY, TABLE

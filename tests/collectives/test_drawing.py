@@ -178,7 +178,7 @@ def test_long_arrows_go_across_where_there_is_no_circle():
     assert all(colour == pytest.approx(to_rgb(WHOLE)) for *_, colour in found)
 
 
-def test_time_is_what_the_clock_says():
+def test_time_is_what_the_simulation_says():
     priced = price(ring, 6, 600_000, 4, "gpu-25g", trace=True)
     figure = draw(ring, 6, 600_000, network="gpu-25g")
     assert "time, ms" in figure.axes[0].get_ylabel()
@@ -590,7 +590,7 @@ def test_colours_are_apart_for_the_colour_blind(cone):
 
 
 def test_race():
-    """Lines are what the clock says, or what was measured; with priced ones the lower bound."""
+    """Lines are what the simulation says, or what was measured; with priced ones the lower bound."""
     network, sizes = Network.hockney(1.0, 0.5), [4, 16, 64]
     figure = draw_race({"mine": ring, "theirs": RING, "run": [1.0, 2.0, 3.0]}, 4, sizes, network=network, title="sum")
     lines = {line.get_label(): line for line in figure.axes[0].lines}

@@ -29,7 +29,7 @@ def network(eager=None, ranks_per_node=1, slower=1.0, busy=0.0):
 
 
 def arrivals(messages, size, **options):
-    """When each message of (source, dest, bytes, microseconds at which it leaves) is there, by the clock: in us."""
+    """When each message of (source, dest, bytes, microseconds at which it leaves) is there, by simulation: in us."""
 
     def rounds(rank, size, count):
         mine = sorted((at, dest, n) for source, dest, n, at in messages if source == rank)

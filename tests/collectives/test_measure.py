@@ -1,4 +1,4 @@
-"""A measured network is positive, the same on every rank, and a file that the clock can use."""
+"""A measured network is positive, the same on every rank, and a file that `price` can use."""
 
 import pytest
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from conftest import PATIENCE, longer
 from equality import CHOOSY
+from trace_events import mistakes_in_trace
 
 import nn
 import parallel.reports.breakdown
@@ -343,8 +344,9 @@ def test_a_run_leaves_its_breakdown_and_one_timeline_of_all_ranks(comm, tmp_path
         options = Options(model="mlp:2304,64,10", data=data, epochs=epochs, batch=100, timeline=True, out=str(out))
         result = train(options)
         comm.Barrier()
-        trace = json.loads((out / "trace.json").read_text())["traceEvents"]
-        spans = {}
+        fields = json.loads((out / "trace.json").read_text())
+        assert not mistakes_in_trace(fields)
+        trace, spans = fields["traceEvents"], {}
         for e in trace:
             if e["ph"] == "X":
                 spans.setdefault((e["pid"], e["name"]), []).append((e["ts"], e["ts"] + e["dur"], e["tid"]))

@@ -32,14 +32,14 @@ def test_three_ways_agree(schedule, monkeypatch):
     """Equal stages, free messages, full pipelines: lowered and priced, walked, and the formula."""
     for ranks, m in ((2, 8), (3, 7), (4, 8), (4, 16)):
         stages, found = equal(schedule, ranks), {}
-        for method, limits in (("clock", (10**9, 10**9)), ("walk", (0, 10**9)), ("closed form", (0, 0))):
+        for method, limits in (("simulation", (10**9, 10**9)), ("walk", (0, 10**9)), ("closed form", (0, 0))):
             timing._timed.cache_clear()
             monkeypatch.setattr(timing, "CLOCKED", limits[0])
             monkeypatch.setattr(timing, "WALKED", limits[1])
             timed = time_pipeline(schedule, stages, m, FREE)
             assert timed.method == method
             found[method] = timed.seconds
-        assert found["clock"] == pytest.approx(found["walk"], rel=1e-9), (ranks, m)
+        assert found["simulation"] == pytest.approx(found["walk"], rel=1e-9), (ranks, m)
         assert found["closed form"] == pytest.approx(found["walk"], rel=1e-9), (ranks, m)
     timing._timed.cache_clear()
 
@@ -86,7 +86,7 @@ def test_a_rank_waits_for_what_it_needs_and_for_nothing_else():
     link = Link(0.0, 1.0, points=points, eager=4)
     for schedule, seconds in (("1f1b", 62), ("gpipe", 86), ("naive", 104)):
         timed = time_pipeline(schedule, equal(schedule, 2), 4, Network(link, link))
-        assert timed.method == "clock" and timed.seconds == pytest.approx(seconds), schedule
+        assert timed.method == "simulation" and timed.seconds == pytest.approx(seconds), schedule
 
 
 def test_stages_are_cut_where_the_longest_takes_least():

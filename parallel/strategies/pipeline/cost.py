@@ -17,7 +17,7 @@ from parallel.strategies.pipeline.timing import CHUNKS, cut_evenly, homes, stage
 
 MOST_PLANNED = 64  # workers of a level of the dynamic programme, which takes the square of them
 GROUP = 16  # workers, or groups of them, that form a level where there are more
-MOST_CLOCKED = 16  # ranks whose stream is priced by the clock
+MOST_SIMULATED = 16  # ranks whose stream is simulated
 MICRO = 4  # micro-batches a stage, where nothing else is said
 
 
@@ -84,8 +84,8 @@ def given(cuts: Sequence[int], count: int, layers: Sequence[LayerProfile]) -> li
 def pipedream(job: Job, axes: Axes, network: Network, quick: bool = False, cuts: Sequence[int] = ()) -> Prediction:
     """Stages and replicas by the dynamic programme, never flushed: a rank's samples are a mini-batch of their own.
 
-    `quick`: by the programme's own formula, in which messages and computation hide behind each other; otherwise by the
-    clock, on the schedule that is run. With `cuts`, a rank for each stage between them.
+    `quick`: by the programme's own formula, in which messages and computation hide behind each other; otherwise by
+    simulation of the schedule that is run. With `cuts`, a rank for each stage between them.
     """
     ranks = axes.ranks
     layers = job.of(job.share(ranks))
@@ -98,7 +98,7 @@ def pipedream(job: Job, axes: Axes, network: Network, quick: bool = False, cuts:
     share = job.update / job.parameters if job.parameters else 0.0  # seconds a byte, and a copy is kept
     extra = [share * weights(s) + network.copying(weights(s)) * (s.versions > 1) for s in plan.stages]
     extra[-1] += (loss := job.loss(job.share(ranks)))
-    if quick or len(plan.stages) == 1 or ranks > MOST_CLOCKED:
+    if quick or len(plan.stages) == 1 or ranks > MOST_SIMULATED:
         each = [sum(layer.forward + layer.backward for layer in layers[s.first : s.last + 1]) for s in plan.stages]
         longest = max(  # replicas that a step has no mini-batch for do not help
             max(1.0, batches / s.replicas) * (t + more) for s, t, more in zip(plan.stages, each, extra, strict=True)

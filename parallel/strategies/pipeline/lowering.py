@@ -103,7 +103,7 @@ def lower(
     latency : seconds from the end of an action until another rank can use its result
     samples : of each micro-batch, where the elements of a Stage are those of one sample; None: one each. They need not
         be alike: a slot is as wide as the largest, and a message as long as its own
-    as_run : for the clock: a receive ends in the round before the action that needs it, and not when its message is
+    as_run : as simulated: a receive ends in the round before the action that needs it, and not when its message is
         there, which hangs on what else travels. So step.py waits, which posts receives long before; where a send ends
         only when it is received, ranks might wait for ever
 

@@ -4,7 +4,7 @@
 
 | actions | method |
 |---|---|
-| up to 1,000 | the schedule lowered to rounds with messages, priced by the clock |
+| up to 1,000 | the schedule lowered to rounds with messages, simulated |
 | up to 40,000 | the schedule walked, every message as long as the slowest stage's |
 | beyond, or where it has to be quick | closed form: what the slowest rank computes, and the idle time of schedules.py |
 
@@ -151,7 +151,7 @@ def _timed(schedule, stages, micro_batches, network, recompute, quick, tensor) -
         if network.topology:
             rounds, size = all_pipelines(program, tensor), len(network.placement)
         priced = price(rounds, size, 1, 1, _posted(network))
-        return Timed(priced.seconds, peaks, sent, "clock")
+        return Timed(priced.seconds, peaks, sent, "simulation")
     spans = walk(order, lambda action: costs[action.stage].seconds(action.kind), hop)
     return Timed(max(micro_batches * hop, *(row[-1].end for row in spans)), peaks, sent, "walk")
 
@@ -159,7 +159,7 @@ def _timed(schedule, stages, micro_batches, network, recompute, quick, tensor) -
 def time_stream(
     stages: Sequence[StageCost], extra: Sequence[float], replicas: Sequence[int], network: Network
 ) -> float:
-    """Seconds a mini-batch of pipedream, once it is full: by the clock, of what more mini-batches take.
+    """Seconds a mini-batch of pipedream, once it is full: by simulation, from what more mini-batches take.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The clock agrees with what can be counted by hand, also where nodes share a port."""
+"""The simulation agrees with what can be counted by hand, also where nodes share a port."""
 
 import dataclasses
 import io
@@ -11,7 +11,7 @@ import pytest
 
 from collectives import ALGORITHMS
 from collectives.algorithms.registry import SHARED_MEMORY
-from collectives.pricing import price as clock
+from collectives.pricing import price as pricing
 from collectives.pricing import progress_bar, topology
 from collectives.pricing.critical_path import waits
 from collectives.pricing.lower_bounds import lower_bound
@@ -144,7 +144,7 @@ def test_trace_is_causal():
 @pytest.mark.parametrize("network", [HOCKNEY, "gpu-25g", "gpu-100g", "workstation"])
 def test_one_node_stands_for_all_where_nodes_are_alike(network, monkeypatch):
     walked = price(ring, 32, 32 * 1000, 4, network)
-    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 100)
+    monkeypatch.setattr(pricing, "SIMULATED_AT_MOST", 100)
     short = price(ring, 32, 32 * 1000, 4, network)
     assert (walked.method, short.method) == ("simulation", "one node for all")
     np.testing.assert_allclose(short.finish, walked.finish, rtol=1e-9)
@@ -153,7 +153,7 @@ def test_one_node_stands_for_all_where_nodes_are_alike(network, monkeypatch):
 
 
 def test_unlike_nodes_fall_back_to_the_closed_form_or_refuse(monkeypatch):
-    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 20)
+    monkeypatch.setattr(pricing, "SIMULATED_AT_MOST", 20)
     entry = ALGORITHMS["allreduce"]["doubling"]
     got = price(entry, 64, 1000, 4, HOCKNEY)
     assert got.method == "closed form"
@@ -175,7 +175,7 @@ PERIODIC = (  # network, ranks that stand for all: of one host, pod, node or gro
 def test_one_block_stands_for_all_where_a_shift_maps_routes_to_routes(network, ranks, monkeypatch):
     size = len(network.topology.hosts) * network.ranks_per_node
     every = price(ring, size, size * 1000, 4, network)
-    monkeypatch.setattr(clock, "SYMMETRIC_FROM", 0)
+    monkeypatch.setattr(pricing, "SYMMETRIC_FROM", 0)
     block = price(ring, size, size * 1000, 4, network)
     assert (every.method, block.method) == ("simulation", "one block for all")
     found, channels = smallest_block(lambda rank: ring(rank, size, size * 1000), size, network, size)
@@ -197,7 +197,7 @@ def test_one_block_stands_for_all_where_a_shift_maps_routes_to_routes(network, r
 )
 def test_no_block_stands_for_all_where_a_shift_does_not_map_channels(network, monkeypatch):
     every = price(ring, 16, 16_000, 4, network)
-    monkeypatch.setattr(clock, "SYMMETRIC_FROM", 0)
+    monkeypatch.setattr(pricing, "SYMMETRIC_FROM", 0)
     again = price(ring, 16, 16_000, 4, network)
     assert again.method == "simulation" and again.seconds == every.seconds
 
@@ -222,7 +222,7 @@ def test_a_very_large_ring_equals_its_closed_form():
 @pytest.mark.parametrize("sizes", [(256, 2048), pytest.param((512, 4096), marks=pytest.mark.exhaustive)], ids=max)
 def test_two_levels_on_many_nodes_take_time_that_grows_with_the_ranks(sizes, monkeypatch):
     """Not with their square: the ranks of a node are found in one pass."""
-    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 0)  # or the time grows with all messages
+    monkeypatch.setattr(pricing, "SIMULATED_AT_MOST", 0)  # or the time grows with all messages
 
     def seconds(p):
         begin = time.process_time()
@@ -242,7 +242,7 @@ def test_nodes_are_those_of_the_network_where_none_are_given():
 
 
 def test_what_does_not_end_is_refused(monkeypatch):
-    monkeypatch.setattr(clock, "MOST_STEPS", 10_000)
+    monkeypatch.setattr(pricing, "MOST_STEPS", 10_000)
 
     def nothing(rank, size, count):
         while rank == size - 1:
@@ -309,7 +309,7 @@ def test_one_node_stands_for_no_node_that_differs(odd, monkeypatch):
         twice = 2 if rank == odd else 1
         yield Send((rank + 1) % size, "x", 0, count * twice), Recv((rank - 1) % size, "y", 0, count)
 
-    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 0)
+    monkeypatch.setattr(pricing, "SIMULATED_AT_MOST", 0)
     if odd is None:
         assert price(around, 8, 100, 4, HOCKNEY).method == "one node for all"
     else:
@@ -318,7 +318,7 @@ def test_one_node_stands_for_no_node_that_differs(odd, monkeypatch):
 
 
 def test_a_closed_form_takes_blocks_up_to_the_end_of_the_last(monkeypatch):
-    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 0)
+    monkeypatch.setattr(pricing, "SIMULATED_AT_MOST", 0)
     entry = ALGORITHMS["allgather"]["ring"]
     blocks = [(30, 90), (90, 100), (0, 30)]  # 100 elements; that of the last rank is not the one that lies last
     got = price(entry, 3, blocks, 4, HOCKNEY)
@@ -546,7 +546,7 @@ def test_one_node_stands_for_all_that_meet_and_compute(monkeypatch):
 
     network = in_memory(4, memory=1e-10)
     walked = price(levels, 32, 1000, 4, network)
-    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 10)
+    monkeypatch.setattr(pricing, "SIMULATED_AT_MOST", 10)
     short = price(levels, 32, 1024, 4, network)
     assert (walked.method, short.method) == ("simulation", "one node for all")
     np.testing.assert_allclose(short.finish, price(levels, 32, 1024, 4, network, trace=True).finish)
@@ -554,7 +554,7 @@ def test_one_node_stands_for_all_that_meet_and_compute(monkeypatch):
 
 
 def test_a_closed_form_takes_copies_at_the_rate_of_long_ones(monkeypatch):
-    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 0)
+    monkeypatch.setattr(pricing, "SIMULATED_AT_MOST", 0)
     table = ((100, 1e-6), (1 << 20, (1 << 20) * 5e-10), (1 << 24, (1 << 24) * 5e-10))
     entry, network = ALGORITHMS["broadcast"]["shared_arrays"], dataclasses.replace(in_memory(4), copies=table)
     got = price(entry, 4, 1000, 4, network)
@@ -567,7 +567,7 @@ def test_one_rank_stands_for_all_of_a_node_that_share_its_memory(name, monkeypat
     network, entry = in_memory(8, memory=1.25e-10), ALGORITHMS["allreduce"][name]
     walked = price(entry, 8, 8 * 1024, 4, network)
     assert walked.seconds > 1.5 * price(entry, 8, 8 * 1024, 4, in_memory(8)).seconds  # eight take more than there is
-    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 10)
+    monkeypatch.setattr(pricing, "SIMULATED_AT_MOST", 10)
     short = price(entry, 8, 8 * 1024, 4, network)
     assert (walked.method, short.method) == ("simulation", "one node for all")
     assert short.seconds == pytest.approx(walked.seconds, rel=1e-9)
@@ -724,7 +724,7 @@ def test_reductions_and_copies_cost_by_length():
     assert [price(local, 1, n, 1, network).seconds for n in (50, 100, 150, 300)] == pytest.approx([6, 6, 8, 14])
 
 
-def test_steps_that_the_clock_does_not_know_are_refused():
+def test_steps_without_a_price_are_refused():
     def unknown(rank, size, count):
         yield (("dance", 0, count),)
 
