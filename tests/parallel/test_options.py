@@ -29,7 +29,7 @@ memory_limit from_ freeze rates
 
 
 def flags_in(text: str) -> set[str]:
-    return set(re.findall(r"^  (?:-h \[TOPIC\], )?(--[a-z-]+)", text, re.MULTILINE))
+    return set(re.findall(r"^  (?:-h(?: \[TOPIC\])?, )?(--[a-z-]+)", text, re.MULTILINE))
 
 
 def test_help_answers_without_numpy_or_mpi():
