@@ -5,7 +5,7 @@
 In the lab of netlab.py (root only) with cables of 200 Mbit/s. The network between hosts is measured without the trunk;
 then hosts 1, 2 and 3, 4 hang on switches of their own, joined by a trunk of 100 Mbit/s, and every price is on that
 topology (collectives/pricing/topology.py). Rows are allreduces of the registry, the one that is chosen where nobody
-asks for one ("auto"), one that a search has found for this network (collectives/synthesis.py), and the messages of
+asks for one ("auto"), one that a search has found for network and length (collectives/synthesis.py), and messages of
 pipelines: PipeDream on four stages, and 1F1B on two with two replicas, placed so that pipelines, or replicas, cross the
 trunk. Ranks sleep where stages would compute: the hosts share the cores of one machine.
 """
@@ -53,16 +53,18 @@ def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
         yield Row("trunk", None, note=reason)
         return
     with tempfile.TemporaryDirectory() as folder:
-        file, found = Path(folder) / "network.json", Path(folder) / "found.json"
+        file, found = Path(folder) / "network.json", Path(folder) / "found"
         in_lab(__file__, ["measure", file, 0.01 if quick else 0.05], HOSTS, RATE, options=ETHERNET)
         network = trunk_network(Network.load(file))
-        synthesize("allreduce", network).save(found)
+        for nbytes in VECTORS:
+            for_length = nbytes if nbytes <= LONG else None  # long ones: as for a vector without end
+            synthesize("allreduce", network, nbytes=for_length).save(f"{found}{nbytes}.json")
         given = ["run", found, 3 if quick else RUNS, *VECTORS]
         result = in_lab(__file__, given, HOSTS, RATE, options=ETHERNET, trunk=TRUNK)
-        schedule = Schedule.load(found)
+        schedules = {nbytes: Schedule.load(f"{found}{nbytes}.json") for nbytes in VECTORS}
     for case, nbytes, times in result["cases"]:
         seconds = median(times)
-        said = predicted(case, nbytes, network, schedule)
+        said = predicted(case, nbytes, network, schedules.get(nbytes))
         if only in case:
             length = f", {nbytes >> 10} KiB" if nbytes else ""
             note = f"runs take {1e3 * min(times):.3g} to {1e3 * max(times):.3g} ms; priced {said / seconds - 1:+.0%}"
@@ -77,7 +79,7 @@ def trunk_network(measured: Network) -> Network:
     return replace(measured, topology=from_edges(edges, list(range(HOSTS))), ranks_per_node=1)
 
 
-def predicted(case: str, nbytes: int, network: Network, schedule: Schedule) -> float:
+def predicted(case: str, nbytes: int, network: Network, schedule: Schedule | None) -> float:
     """The price of a case."""
     kind, _, name = case.partition(" ")
     if kind == "allreduce":
@@ -129,7 +131,6 @@ def run(found: str, runs: int, vectors: list[int]) -> None:
     world = MPI.COMM_WORLD
     rank, size = world.Get_rank(), world.Get_size()
     communicator, ahead, cases = Communicator(world), clocks(world), []
-    schedule = Schedule.load(found)
 
     def timed(plan, runs=runs):
         return [one_run(world, plan, ahead, REST)[0] for _ in range(runs + 1)][1:]  # the first connects the ranks
@@ -142,7 +143,8 @@ def run(found: str, runs: int, vectors: list[int]) -> None:
         of_registry = ALLREDUCES[:1] if nbytes > LONG else ALLREDUCES
         times = min(runs, 5) if nbytes > LONG else runs
         for name in (*of_registry, f"auto ({chosen})", "synthesized"):
-            algorithm = {"synthesized": schedule}.get(name, None if name.startswith("auto") else name)
+            schedule = Schedule.load(f"{found}{nbytes}.json") if name == "synthesized" else None
+            algorithm = schedule or (None if name.startswith("auto") else name)
             plan = lambda algorithm=algorithm, x=x, y=y: communicator.Allreduce(x, y, algorithm=algorithm)
             cases.append((f"allreduce {name}", nbytes, timed(plan, times)))
     for name in ("1f1b", "pipedream"):
