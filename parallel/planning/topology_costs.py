@@ -69,6 +69,23 @@ def group_of(rank: int, count: int, stride: int) -> list[int]:
     return [first + i * stride for i in range(count)]
 
 
+def server_seconds(servers: int, nbytes: float, network: Network) -> tuple[float, float]:
+    """Seconds of a push, a message from every rank to each of the last `servers` ranks at once, and of a pull back."""
+    size = len(network.placement)
+    workers, served = range(size - servers), range(size - servers, size)
+
+    def transfer(senders, receivers):
+        def rounds(rank, size, count):
+            if rank in senders:
+                yield [Send(peer, "x", 0, count) for peer in receivers]
+            else:
+                yield [Recv(peer, "y", 0, count) for peer in senders]
+
+        return price(rounds, size, max(1, round(nbytes)), 1, network).seconds
+
+    return transfer(workers, served), transfer(served, workers)
+
+
 def hop_seconds(stages: int, tensor: int, nbytes: float, network: Network) -> float:
     """Seconds of a message from each stage to the next, of all pipelines at once, cut on the axis "tensor"."""
 

@@ -123,18 +123,22 @@ def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1
     from parallel.planning.group_costs import Group, message
     from parallel.planning.job import Prediction
     from parallel.planning.parts import part_of
+    from parallel.planning.topology_costs import server_seconds
 
     keys, workers = DownpourKeys.parse(text), axes.ranks - servers
     if not 1 <= servers < axes.ranks:
         raise ValueError(f"{text}: {servers} servers leave no worker of {axes.ranks} ranks: use 1 to {axes.ranks - 1}")
     mine, piece = part_of(job, axes, network, workers), job.parameters / servers
-    link = network.between if Group(axes.ranks).nodes(network) > 1 else network.inside
+    far = Group(axes.ranks).nodes(network) > 1
+    link = network.between if far else network.inside
     computation = mine.computation + job.loss(mine.samples)
     often = 1 / keys.push + 1 / keys.fetch
     own = {"computation": computation, "update": job.update, "push, fetch": often * message(link, piece, servers)}
-    busy = workers * (
-        often * link.cost(piece).held + job.update / servers / keys.push
-    )  # of a server, for a step of all
+    moving = workers * often * link.cost(piece).held  # of a server, or of the channels to it, for a step of all
+    if network.topology and far:
+        push, pull = server_seconds(servers, piece, network)
+        moving = push / keys.push + pull / keys.fetch
+    busy = moving + workers * job.update / servers / keys.push
     parts = own | {"servers": max(0.0, busy - sum(own.values()))}
     memory = max(2 * job.parameters + mine.saved, (1 + job.moments + workers) * piece)
     computing = mine.workers * (computation + job.update) + workers * job.update / keys.push

@@ -223,21 +223,25 @@ def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1
     from parallel.planning.group_costs import Group, message
     from parallel.planning.job import Prediction
     from parallel.planning.parts import part_of
+    from parallel.planning.topology_costs import server_seconds
 
     workers = axes.ranks - servers
     if not 1 <= servers < axes.ranks:
         raise ValueError(f"ps: {servers} servers leave no worker of {axes.ranks} ranks: use 1 to {axes.ranks - 1}")
     mine, group, piece = part_of(job, axes, network, workers), Group(axes.ranks), job.parameters / servers
     far = group.nodes(network) > 1
-    link = network.between if far else network.inside
-    crowd = min(servers, network.ranks_per_node) if far else 1  # servers that share a node's port
-    move = max(message(link, piece, workers * crowd), message(link, piece, servers))
+    if network.topology and far:
+        push, pull = server_seconds(servers, piece, network)
+    else:
+        link = network.between if far else network.inside
+        crowd = min(servers, network.ranks_per_node) if far else 1  # servers that share a node's port
+        push = pull = max(message(link, piece, workers * crowd), message(link, piece, servers))
     computation = mine.computation + job.loss(mine.samples)
     parts = {
         "computation": computation,
-        "push": move + workers * network.reducing(piece),
+        "push": push + workers * network.reducing(piece),
         "update": job.update / servers,
-        "pull": move,
+        "pull": pull,
     }
     memory = max(2 * job.parameters + mine.saved, (2 + job.moments + workers) * piece)
     computing = mine.workers * computation + servers * parts["update"]

@@ -91,3 +91,23 @@ def test_every_strategy_has_a_price_on_a_topology():
     assert len(found) > 15 and all(0 < p.seconds < 10 for p in found)
     with pytest.raises(ValueError, match="32 ranks do not fit on 16 hosts"):
         estimate(job(), "ddp", Axes(32), network)
+
+
+def test_what_workers_push_to_a_server_shares_the_trunk():
+    """Three workers and a server: one worker is in the server's rack, two push over the trunk at once."""
+    narrow, wide = racks(trunk=TRUNK), racks(trunk=4 * FAST)
+    for part, nbytes in (("push", 8 * 8e6), ("pull", 8 * 8e6)):
+        over = estimate(job(), "ps", Axes(data=4), narrow).parts[part]
+        beside = estimate(job(), "ps", Axes(data=4), wide).parts[part]
+        assert over == pytest.approx(2 * nbytes / TRUNK, rel=1e-2), part
+        assert beside == pytest.approx(3 * nbytes / FAST, rel=1e-2), part
+
+
+def test_what_workers_of_downpour_send_shares_the_trunk():
+    """Pushes and reads of every step: where the trunk is busy longer than a step takes, it sets the pace."""
+    network = racks(trunk=TRUNK)
+    found = estimate(job(), "downpour:push=1,fetch=1", Axes(data=4), network)
+    beside = estimate(job(), "downpour:push=1,fetch=1", Axes(data=4), racks(trunk=4 * FAST))
+    update = 3 * job().update
+    assert sum(found.parts.values()) == pytest.approx(2 * 2 * 64e6 / TRUNK + update, rel=1e-2)
+    assert sum(beside.parts.values()) == pytest.approx(2 * 3 * 64e6 / FAST + update, rel=1e-2)
