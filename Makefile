@@ -5,7 +5,7 @@ RANKS  ?= 2
 VENV    = .venv
 BIN     = $(VENV)/bin
 
-.PHONY: help train test test-all test-drawn bench notebooks docs gallery lint format mutants clean
+.PHONY: help train test test-all test-drawn bench notebook notebooks docs gallery lint format mutants clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,18 +25,21 @@ test-all: $(VENV)/.test  ## and those that try the same on more: all sizes, vict
 test-drawn: $(VENV)/.test  ## test, and one in five of those that test-all adds, drawn by the code
 	$(PYTEST) --exhaustive 5
 
-notebooks: $(VENV)/.test  ## make notebooks/*.ipynb and the students' versions with gaps; run them
-	$(BIN)/python scripts/course.py --run
+notebooks: $(VENV)/.test  ## run the course, each exercise first unsolved, and then solved
+	$(BIN)/python scripts/course.py
+
+notebook: $(VENV)/.course  ## open the course in Jupyter: the students' notebooks, with gaps
+	cd notebooks/student && ../../$(BIN)/python -m jupyter lab
 
 bench: $(VENV)/.bench  ## compare with the peers, all suites, into runs/bench.json
 	mkdir -p runs
 	$(BIN)/python scripts/bench.py all --json runs/bench.json
 
-docs: $(VENV)/.docs gallery  ## write the documentation, docs/_build/html/index.html: no network is needed to read it
+docs: $(VENV)/.docs  ## write the documentation, docs/_build/html/index.html: no network is needed to read it
 	$(BIN)/python -m sphinx -q --fail-on-warning --keep-going docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-gallery: $(VENV)/.train  ## draw every kind of picture into docs/pictures, for docs/gallery.md
+gallery: $(VENV)/.train  ## draw the pictures of docs/pictures again, after a change of what they show
 	$(BIN)/python scripts/gallery.py
 
 lint: $(VENV)/.lint  ## ruff check and format check; the order of imports; mypy on the public names
@@ -53,7 +56,7 @@ mutants: $(VENV)/.mutation  ## change the code in 200 places, one at a time: doe
 	$(BIN)/python scripts/mutants.py
 
 clean:  ## remove the virtual environment and what tools left
-	rm -rf $(VENV) build docs/_build docs/pictures docs/api/*.rst *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) build docs/_build docs/notebooks docs/api/*.rst *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 # Stamps: the environment is made once, and again when setup.cfg changes.
 $(VENV)/.train: setup.cfg pyproject.toml
@@ -63,6 +66,10 @@ $(VENV)/.train: setup.cfg pyproject.toml
 
 $(VENV)/.test: $(VENV)/.train
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[$(MPI),test]"
+	@touch $@
+
+$(VENV)/.course: $(VENV)/.train
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[$(MPI),course]"
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.train

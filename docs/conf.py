@@ -12,7 +12,7 @@ project = "ringprop"
 author = copyright = "the ringprop authors"
 version = release = re.search(r"^version = (.*)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)[1]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"ringprop {version}"
@@ -22,6 +22,8 @@ html_show_sourcelink = False
 
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
+nb_execution_mode = "off"  # the notebooks that are kept have what their cells show
+nb_merge_streams = True
 napoleon_google_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
@@ -66,6 +68,24 @@ def write_api(app) -> None:
             file.write_text(text)
 
 
+def copy_notebooks(app) -> None:
+    """The solved notebooks become pages: notebooks/NAME.ipynb is copied to docs/notebooks, below what Sphinx reads."""
+    into = Path(app.srcdir) / "notebooks"
+    into.mkdir(exist_ok=True)
+    sources = {path.name: path for path in (Path(app.srcdir).parent / "notebooks").glob("*.ipynb")}
+    for old in into.glob("*.ipynb"):
+        if old.name not in sources:
+            old.unlink()
+    for name, source in sources.items():
+        if not (into / name).exists() or (into / name).read_bytes() != source.read_bytes():
+            (into / name).write_bytes(source.read_bytes())
+
+
+def link_notebooks(app, page: str, text: list[str]) -> None:
+    """Links of a page to notebooks, which are right in the source tree, lead to the copies."""
+    text[0] = re.sub(r"\]\((?:\.\./)+notebooks/", "](" + "../" * page.count("/") + "notebooks/", text[0])
+
+
 def a_field_each(lines: list[str]) -> list[str]:
     """Of the attributes "a, b : int" a field for each name: in one for both, Sphinx takes "a," for the type of b."""
     found, names = [], []
@@ -97,6 +117,8 @@ def split_fields(app, what, name, of, options, lines) -> None:
 
 def setup(app) -> None:
     app.connect("builder-inited", write_api)
+    app.connect("builder-inited", copy_notebooks)
+    app.connect("source-read", link_notebooks)
     if "sphinx.ext.autodoc" in app.extensions:  # pages can be built without the API
         app.connect("autodoc-process-docstring", plain, priority=100)  # before napoleon
         app.connect("autodoc-process-docstring", split_fields, priority=900)  # behind it

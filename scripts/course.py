@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Make the course: notebooks with solutions, and the students' with gaps, both from one source; and try both.
+"""Run the course, and make it: notebooks with solutions, and the students' with gaps, both from one source.
 
-python scripts/course.py                   notebooks/*.ipynb, and notebooks/student/*.ipynb
-python scripts/course.py --run             and run them (what `make notebooks` does)
-python scripts/course.py --run 01 07       only these
+python scripts/course.py                   run every notebook, and write nothing (what `make notebooks` does)
+python scripts/course.py 01 07             only these
+python scripts/course.py --save            and write notebooks/NAME.ipynb, with what the cells show, and
+                                           notebooks/student/NAME.ipynb, with gaps
 python scripts/course.py --print 01        the student's version of one, as text
 
 A gap in a notebook's source, notebooks/NN_name.py in jupytext's percent format:
@@ -22,9 +23,13 @@ run once, in one kernel: a cell with a gap first as a student finds it, and its 
 from __future__ import annotations
 
 import argparse
+import base64
+import copy
+import io
 import re
 import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -90,14 +95,46 @@ def notebooks(path: Path) -> tuple:
 
 
 def write(path: Path, solved, gaps) -> None:
-    """NAME.ipynb beside the source, and student/NAME.ipynb with the checks beside it."""
-    import jupytext
+    """NAME.ipynb beside the source, and student/NAME.ipynb with the checks beside it, without times and paths."""
+    import nbformat
 
     into = FOLDER / "student"
     into.mkdir(exist_ok=True)
     shutil.copy(FOLDER / "checks.py", into)
-    jupytext.write(solved, FOLDER / f"{path.stem}.ipynb")
-    jupytext.write(gaps, into / f"{path.stem}.ipynb")
+    for notebook, folder in ((solved, FOLDER), (gaps, into)):
+        nbformat.write(without_traces(notebook), folder / f"{path.stem}.ipynb")
+
+
+def without_traces(notebook):
+    """A copy with cells numbered in order, no times, and no path of the machine that ran it."""
+    clean = copy.deepcopy(notebook)
+    clean.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    for i, cell in enumerate(clean.cells):
+        cell.id, cell.metadata = f"cell-{i}", {}
+        for output in cell.get("outputs", []):
+            if "metadata" in output:
+                output.metadata = {}
+            for holder in (output, output.get("data", {})):
+                holder.update({key: without_paths(holder[key]) for key in ("text", "text/plain") if key in holder})
+                holder.update({key: fewer_colours(holder[key]) for key in ("image/png",) if key in holder})
+    return clean
+
+
+def without_paths(text: str) -> str:
+    for path, instead in ((FOLDER.parent, "."), (tempfile.gettempdir(), "TEMPORARY"), (Path.home(), "~")):
+        text = text.replace(f"{path}/", f"{instead}/")
+    return text
+
+
+def fewer_colours(png: str) -> str:
+    """A picture in base64, as notebooks hold it, with a palette of 128 colours: a third of the bytes, and looks the same."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(base64.b64decode(png))) as picture:
+        palette = picture.convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    written = io.BytesIO()
+    palette.save(written, "png", optimize=True)
+    return base64.b64encode(written.getvalue()).decode()
 
 
 class Wrong(Exception):
@@ -167,7 +204,7 @@ def try_gap(i: int, gap, solved, execute) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NN", help="only notebooks whose names begin so")
-    parser.add_argument("--run", action="store_true", help="run them, every gap first as a student finds it")
+    parser.add_argument("--save", action="store_true", help="write what was run: solved, with outputs, and with gaps")
     parser.add_argument("--print", action="store_true", help="print the students' versions, and write nothing")
     asked = parser.parse_args(argv)
     failed = []
@@ -176,17 +213,17 @@ def main(argv: list[str] | None = None) -> int:
             print(student(path.read_text()), end="")
             continue
         solved, gaps = notebooks(path)
-        write(path, solved, gaps)
-        if asked.run:
-            begin = time.monotonic()
-            print(path.stem, flush=True)
-            try:
-                number = run(solved, gaps)
-                write(path, solved, gaps)  # with what it shows
-                print(f"    {number} exercises, {time.monotonic() - begin:.0f} s", flush=True)
-            except Wrong as error:
-                failed.append(path.stem)
-                print(f"{path.name}, {error}", file=sys.stderr)
+        begin = time.monotonic()
+        print(path.stem, flush=True)
+        try:
+            number = run(solved, gaps)
+        except Wrong as error:
+            failed.append(path.stem)
+            print(f"{path.name}, {error}", file=sys.stderr)
+            continue
+        if asked.save:
+            write(path, solved, gaps)
+        print(f"    {number} exercises, {time.monotonic() - begin:.0f} s", flush=True)
     if failed:
         print(f"error: {', '.join(failed)}", file=sys.stderr)
     return bool(failed)

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Draw every kind of picture that the project has, for the pages of docs/: schedules, runs, networks, predictions.
 
-    python scripts/gallery.py                    into docs/pictures, which git ignores
+    python scripts/gallery.py                    into docs/pictures
     python scripts/gallery.py --only pipeline    those whose name begins so
 
-Nothing is kept that can be drawn: schedules are drawn from their texts, and what needs a run trains one on the embedded
-digits, on two or three ranks, for a few seconds. So the pictures are of the code as it is.
+Schedules are drawn from their texts, and what needs a run trains one on the embedded digits, on two or three ranks, for
+a few seconds. They are kept, so that pages can be read where they lie: draw those again whose code has changed, those
+of runs on a machine that does nothing else.
 """
 
 import argparse
@@ -19,6 +20,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+
+import matplotlib
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "docs" / "pictures"
@@ -372,7 +375,8 @@ def write(name: str, out: Path) -> None:
         file.write_bytes(found)
     else:
         undated = {"metadata": {"Date": None}} if file.suffix == ".svg" else {}
-        found.savefig(file, dpi=120, bbox_inches="tight", **undated)
+        with matplotlib.rc_context({"svg.hashsalt": name}):
+            found.savefig(file, dpi=120, bbox_inches="tight", **undated)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -160,8 +160,8 @@ def test_the_schedule_of_the_how_to_is_right():
     assert "right" in str(collectives.check(names["line"], ranks=[1, 2, 3, 5]))
 
 
-def test_every_picture_of_the_gallery_is_shown():
-    """docs/gallery.md, or the page of its system, has each that scripts/gallery.py draws."""
+def test_every_picture_of_the_gallery_is_kept_and_shown():
+    """docs/pictures has each that scripts/gallery.py draws, and no other; docs/gallery.md or a system's page shows it."""
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
         import gallery
@@ -169,6 +169,9 @@ def test_every_picture_of_the_gallery_is_shown():
         sys.path.remove(str(ROOT / "scripts"))
     text = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
     assert [name for name in gallery.PICTURES if f"pictures/{name}" not in text] == []
+    kept = {file.name: file.stat().st_size for file in (ROOT / "docs" / "pictures").iterdir()}
+    assert sorted(kept) == sorted(gallery.PICTURES), "run: make gallery"
+    assert sum(kept.values()) < 6 << 20
     ends = {name: gallery.pipeline(name).axes[0].get_xlim()[1] for name in ("gpipe", "interleaved", "zb-v")}
     assert 24 <= ends["zb-v"] < ends["interleaved"] < ends["gpipe"] < 34, "the same work in each"
 
@@ -177,26 +180,23 @@ def test_every_picture_of_the_gallery_is_shown():
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("sphinx") is None or importlib.util.find_spec("furo") is None,
+    any(importlib.util.find_spec(name) is None for name in ("sphinx", "furo", "myst_nb")),
     reason="no Sphinx here: pip install -e '.[docs]', as `make docs` does",
 )
 @pytest.mark.parametrize("api", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["pages", "and the API"])
 def test_pages_are_built_without_a_warning(tmp_path, api):
-    """From a copy of docs/ whose pictures are empty files; what is built asks the network for nothing."""
+    """From a copy of docs/; what is built asks the network for nothing."""
     docs = tmp_path / "docs"
-    shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("_build", "pictures", "*.rst"))
-    (docs / "pictures").mkdir()
-    for page in docs.rglob("*.md"):
-        for name in re.findall(r"pictures/([\w.-]+)", page.read_text()):
-            (docs / "pictures" / name).write_text("")
-    for name in ("nn", "collectives", "parallel", "setup.cfg"):
+    shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("_build", "*.rst"))
+    for name in ("nn", "collectives", "parallel", "notebooks", "setup.cfg"):
         (tmp_path / name).symlink_to(ROOT / name)
     if not api:
         without_api(docs)
     command = [sys.executable, "-m", "sphinx", "-q", "--fail-on-warning", "--keep-going", docs, tmp_path / "html"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "../_images/pipeline_zb-v.svg" in (tmp_path / "html" / "systems" / "pipeline.html").read_text()
+    pipelines = (tmp_path / "html" / "systems" / "pipeline.html").read_text()
+    assert "../_images/pipeline_zb-v.svg" in pipelines and 'href="../notebooks/13_pipelines.html"' in pipelines
     fetched = r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"'
     files = (tmp_path / "html").rglob("*.html")
     assert [(file.name, link) for file in files for link in re.findall(fetched, file.read_text())] == []
@@ -209,7 +209,7 @@ def test_pages_are_built_without_a_warning(tmp_path, api):
 def without_api(docs: Path) -> None:
     """Pages with a heading in the place of those of the API, which take most of the time."""
     text = (docs / "conf.py").read_text()
-    plain = re.sub(r"^extensions = .*$", 'extensions = ["myst_parser"]', text, flags=re.MULTILINE)
+    plain = re.sub(r"^extensions = .*$", 'extensions = ["myst_nb"]', text, flags=re.MULTILINE)
     plain = plain.replace('    app.connect("builder-inited", write_api)\n', "    pass\n")
     assert plain != text
     (docs / "conf.py").write_text(plain)

@@ -3,7 +3,6 @@
 python tests/test_readme.py      write the tables of docs/options.md from the options and declarations
 """
 
-import ast
 import contextlib
 import functools
 import inspect
@@ -88,26 +87,14 @@ def test_every_cell_that_is_refused_says_why():
             assert len(told) == (not allowed), (strategy, option, told)
 
 
-def drawn() -> set[str]:
-    """The pictures that scripts/gallery.py draws into docs/pictures, which is not kept."""
-    tree = ast.parse((ROOT / "scripts" / "gallery.py").read_text())
-    (table,) = [node.value for node in tree.body if isinstance(node, ast.AnnAssign) and node.target.id == "PICTURES"]
-    from parallel.strategies.pipeline.schedules import SCHEDULES
-
-    names = {key.value for key in table.keys if isinstance(key, ast.Constant)}
-    return names | {f"pipeline_{name}.svg" for name in SCHEDULES}
-
-
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document):
     links = re.findall(r'\]\(([^)#]+)|(?:src|href)="([^"]+)"', read(document))
     targets = [a or b for a, b in links]
-    folder, pictures = (ROOT / document).parent, drawn()
-    lost = []
+    folder, lost = (ROOT / document).parent, []
     for target in targets:
         place = (folder / target).resolve()
-        to_be_drawn = place.parent == ROOT / "docs" / "pictures" and place.name in pictures
-        lost += [] if target.startswith("https://") or to_be_drawn or place.exists() else [target]
+        lost += [] if target.startswith("https://") or place.exists() else [target]
     assert lost == []
 
 

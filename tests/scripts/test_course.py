@@ -100,7 +100,9 @@ def test_a_gap_over_the_border_of_a_cell_is_refused(folder):
 
 def test_each_gap_is_tried_as_a_student_finds_it_and_then_solved(folder, capsys):
     made = folder(STEP)
-    assert course.main(["--run"]) == 0
+    assert course.main([]) == 0
+    assert not (made / "01_step.ipynb").exists(), "running writes nothing"
+    assert course.main(["--save"]) == 0
     said = capsys.readouterr().out
     assert "as a student finds it: `step` gives Ellipsis: write it where the cell says `Your turn`." in said
     assert "1 exercises" in said
@@ -114,11 +116,28 @@ def test_each_gap_is_tried_as_a_student_finds_it_and_then_solved(folder, capsys)
 def test_a_gap_that_nothing_checks_and_a_wrong_solution_are_found(folder, capsys):
     """The control: the check is left out of the one, and the solution of the other is wrong."""
     folder(STEP.replace("checks.same(", "print(").replace("checks.call(step, 1.0, 1.0)", "step(1.0, 1.0)"))
-    assert course.main(["--run"]) == 1
+    assert course.main([]) == 1
     assert "nothing says that the exercise is not solved" in capsys.readouterr().err
     folder(STEP.replace("0.5 * g", "0.25 * g"))
-    assert course.main(["--run"]) == 1
+    assert course.main([]) == 1
     assert "the solution is not right: the step: yours is 0.75, and 0.5 is wanted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_kept_notebooks_are_of_their_sources(path):
+    """Cell by cell, solved with outputs and with gaps; and no path of the machine that ran them is left in one."""
+    pytest.importorskip("jupytext")
+    nbformat = pytest.importorskip("nbformat")
+    made = course.notebooks(path)
+    for fresh, folder in zip(made, (path.parent, path.parent / "student"), strict=True):
+        kept = nbformat.read(folder / f"{path.stem}.ipynb", as_version=4)
+        assert [(cell.cell_type, cell.source) for cell in kept.cells] == [
+            (cell.cell_type, cell.source) for cell in fresh.cells
+        ], "run: python scripts/course.py --save"
+        assert str(ROOT) not in nbformat.writes(kept)
+    solved = nbformat.read(path.with_suffix(".ipynb"), as_version=4)
+    assert any("image/png" in output.get("data", {}) for cell in solved.cells for output in cell.get("outputs", []))
+    assert (path.parent / "student" / "checks.py").read_text() == (path.parent / "checks.py").read_text()
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
