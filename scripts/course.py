@@ -127,7 +127,7 @@ def without_paths(text: str) -> str:
 
 
 def fewer_colours(png: str) -> str:
-    """A picture in base64, as notebooks hold it, with a palette of 128 colours: a third of the bytes, and looks the same."""
+    """A picture in base64, as notebooks hold it, with 128 colours: a third of the bytes, and it looks the same."""
     from PIL import Image
 
     with Image.open(io.BytesIO(base64.b64decode(png))) as picture:

@@ -161,7 +161,7 @@ def test_the_schedule_of_the_how_to_is_right():
 
 
 def test_every_picture_of_the_gallery_is_kept_and_shown():
-    """docs/pictures has each that scripts/gallery.py draws, and no other; docs/gallery.md or a system's page shows it."""
+    """docs/pictures has each that scripts/gallery.py draws, and no other; a page shows it."""
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
         import gallery
