@@ -69,16 +69,16 @@ def write_api(app) -> None:
 
 
 def copy_notebooks(app) -> None:
-    """The solved notebooks become pages: notebooks/NAME.ipynb is copied to docs/notebooks, below what Sphinx reads."""
-    into = Path(app.srcdir) / "notebooks"
-    into.mkdir(exist_ok=True)
-    sources = {path.name: path for path in (Path(app.srcdir).parent / "notebooks").glob("*.ipynb")}
-    for old in into.glob("*.ipynb"):
-        if old.name not in sources:
-            old.unlink()
-    for name, source in sources.items():
-        if not (into / name).exists() or (into / name).read_bytes() != source.read_bytes():
-            (into / name).write_bytes(source.read_bytes())
+    """Copy the solved notebooks and the projects to docs/notebooks, below what Sphinx reads: they become pages."""
+    source, into = Path(app.srcdir).parent / "notebooks", Path(app.srcdir) / "notebooks"
+    files = {path.relative_to(source): path for path in [*source.glob("*.ipynb"), *source.glob("projects/*.*")]}
+    for old in [path for path in into.rglob("*.*") if path.relative_to(into) not in files]:
+        old.unlink()
+    for name, path in files.items():
+        copy = into / name
+        if not copy.exists() or copy.read_bytes() != path.read_bytes():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
 
 
 def link_notebooks(app, page: str, text: list[str]) -> None:
