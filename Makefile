@@ -5,7 +5,7 @@ RANKS  ?= 2
 VENV    = .venv
 BIN     = $(VENV)/bin
 
-.PHONY: help train test test-all test-drawn bench notebook notebooks docs gallery lint format mutants clean
+.PHONY: help train check test test-all test-drawn bench notebook notebooks docs gallery lint format mutants clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,6 +15,12 @@ train: $(VENV)/.train  ## train a CNN on real handwritten digits on 2 ranks (RAN
 
 # Several files at a time: most of a test on ranks is waiting for processes to start, or for each other.
 PYTEST  = $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+
+# Gradients of every layer, every algorithm on every number of ranks to 9, every strategy against one process.
+CHECKS  = tests/nn/test_checks.py tests/collectives/test_algorithms.py tests/parallel/test_declared.py
+
+check: $(VENV)/.test  ## the core alone: gradients, algorithms, a run of each strategy; under a minute
+	$(PYTEST) -m "not exhaustive" $(CHECKS)
 
 test: $(VENV)/.test  ## run the tests, on as many local ranks as each needs
 	$(PYTEST) -m "not exhaustive"
