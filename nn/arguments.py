@@ -77,23 +77,25 @@ class Closed(metaclass=ClosedType):
     def __setattr__(self, name: str, value: object) -> None:
         attributes = self.__dict__
         if "_closed" in attributes and (name not in attributes or name in self.constant):
-            self._refuse(name)
+            self._refuse(name, value)
         object.__setattr__(self, name, value)
 
     def copy_attributes(self, other: object) -> None:
         """In a constructor: begin with the attributes of another object, and may set them all."""
         vars(self).update({name: value for name, value in vars(other).items() if name not in ("_closed", "_fixed")})
 
-    def _refuse(self, name: str) -> None:
-        """Refuse an attribute that is not there or constant; private ones and properties may be set."""
+    def _refuse(self, name: str, value: object) -> None:
+        """Refuse an attribute that is not there, constant or a method; private ones and properties may be set."""
         kind = type(self)
         if name in self.constant:
             raise AttributeError(f"{kind.__name__}: {name} cannot be set: make a new {kind.__name__} with it")
-        if name.startswith("_") or hasattr(kind, name):
+        is_method = callable(getattr(kind, name, None)) and not callable(value)
+        if name.startswith("_") or (hasattr(kind, name) and not is_method):
             return
         near = difflib.get_close_matches(name, [*vars(self), *dir(kind)], n=1, cutoff=0.7)
         meant = f": {self.instead[name]}" if name in self.instead else f": did you mean {near[0]}?" if near else ""
-        raise AttributeError(f"a {kind.__name__} has no {name!r}: to set it would change nothing{meant}")
+        what = f"{kind.__name__}.{name} is a method, which a value would hide" if is_method else ""
+        raise AttributeError(f"{what or f'a {kind.__name__} has no {name!r}: to set it would change nothing'}{meant}")
 
 
 class Configured(Closed):

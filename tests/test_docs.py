@@ -86,10 +86,12 @@ def test_the_page_for_users_of_other_libraries_runs_and_names_what_exists(tmp_pa
 
     text = (ROOT / "docs/howto/from_pytorch.md").read_text()
     ours = "\n".join(line.rpartition(" | ")[2] for line in text.splitlines() if line.startswith("| "))
+    network = nn.Network(nn.Sequential(nn.Linear(3, 2)), (3,))
+    trainer = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(0.1))
     found = re.findall(r"\b(nn|parallel|trainer)\.([\w.]+)", ours)
     assert len(found) > 20
     for package, name in found:
-        place = {"nn": nn, "parallel": parallel, "trainer": nn.Trainer}[package]
+        place = {"nn": nn, "parallel": parallel, "trainer": trainer}[package]
         for part in name.strip(".").split("."):
             if (package, part) == ("nn", "npz"):
                 break

@@ -79,5 +79,6 @@ def test_what_rounds_once_is_chosen_where_ranks_do_not_share_memory():
             for nbytes in (0, 100, 1 << 30):
                 chosen, why = selection.reason("auto", Call(operation, nbytes, float16=True))
                 assert chosen == ("shared" if shared and operation not in ("scan", "exscan") else name)
-                assert "rounded after every round" in why or "default table says so" in why
+                reasons = "rounded after every round", "default table says so", "needs arrays"
+                assert any(words in why for words in reasons)
                 assert selection.choose("ring", Call("allreduce", nbytes, float16=True)) == "ring", "as asked for"

@@ -126,7 +126,7 @@ def test_wrong_words_are_refused_by_name(monkeypatch, capsys):
         ("cnn --input x", "argument --input: expected whole numbers of at least 1, such as 8,8,1; given 'x'"),
         ("cnn --input 8,0,1", "argument --input: expected whole numbers of at least 1"),
         ("cnn --input 8,,1", "given '8,,1'"),
-        ("cnn --classes 0", "argument --classes: expected a whole number of at least 1, given '0'"),
+        ("cnn --classes 0", "argument --classes: expected a whole number from 1 to 1,073,741,824, given '0'"),
         ("cnn --classes 1.5", "given '1.5'"),
         ("--classes 5", "--classes needs a model: alexnet, "),
         ("--input x", "argument --input: "),

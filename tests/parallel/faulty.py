@@ -106,7 +106,7 @@ def patch(kind: str, phase: str) -> None:
     places = {
         "start": (training_run, "resume", 1),
         "step": (many, "step", 8),
-        "evaluation": (many, "evaluate", 2),
+        "evaluation": (many, "sum_scores", 2),
         "end": (training_run, "leave_network", 1),
     }
     if phase == "checkpoint" and kind in ("NaN", "missing call"):

@@ -36,6 +36,7 @@ def test_a_rank_by_itself():
 
 @pytest.mark.mpi(ranks=[1, 2, 3])
 def test_the_ranks_that_share_a_batch(comm):
+    import parallel.strategies.activation_transfer  # noqa: F401  registers what groups of ranks share
     from collectives import Communicator
     from parallel import DistributedDataParallel
 
