@@ -37,7 +37,7 @@ from collectives.running import plan_moves, plan_reductions
 from collectives.running.buffers import for_library, in_words, incoming
 from collectives.running.custom_schedules import compile_rounds
 from collectives.running.nonblocking import PersistentRequest, Queue
-from collectives.running.plan_cache import PlanCache, fingerprint, shortcuts
+from collectives.running.plan_cache import PlanCache, fingerprint, lasting, shortcuts
 from collectives.running.plan_reductions import can_share
 from collectives.running.planner import Planner
 
@@ -109,7 +109,8 @@ class Communicator(MPI.Intracomm):
     abort : bool
         end all ranks after that report
     debug : bool
-        compare counts, datatypes, operations and roots of all ranks before each collective; by default RINGPROP_DEBUG
+        compare counts, datatypes, operations, roots and algorithms of all ranks before each collective; by default
+        RINGPROP_DEBUG
     synchronous : bool
         send with Ssend semantics, so that a schedule that relies on buffering hangs (for tests)
     memory : bool
@@ -188,6 +189,7 @@ class Communicator(MPI.Intracomm):
         selection = self._planner.selection
         settings = {
             "how to observe calls": {"watch": limit, "abort": abort, "debug": debug},
+            "memory": memory,
             "algorithms": selection.names,
             "the table of algorithms": selection.measured,
         }
@@ -311,7 +313,9 @@ class Communicator(MPI.Intracomm):
         observed = self._observed or {"watch": 0, "debug": False}
         algorithms = self._planner.selection.algorithms
         settings = {"synchronous": self._planner.synchronous, "memory": self._planner.selection.memory, **observed}
-        return Communicator(comm, progress=progress, **settings, **algorithms)
+        made = Communicator(comm, progress=progress, **settings, **algorithms)
+        made._planner.limit = self._planner.limit  # watch=0, where it is given, means to wait for ever
+        return made
 
     def release(self):
         """Free the plans and the private duplicate (collective); RuntimeError while collectives are in flight.
@@ -542,7 +546,7 @@ class Communicator(MPI.Intracomm):
         requested = self._planner.selection.requested(PLANNED_BY[build][1], algorithm)
         native = requested == "native" or any(map(for_library, buffers))
         plan = NATIVE if native else build(self._planner, *buffers, *key_args, requested)
-        if key is not None:
+        if key is not None and (plan is not NATIVE or lasting((*buffers, *key_args))):
             self._cache.put(key, plan)
             usual = build is plan_reductions.allreduce and algorithm is None and key_args == (MPI.SUM,)
             if usual and plan is not NATIVE and buffers[0] is MPI.IN_PLACE and type(buffers[1]) is np.ndarray:
@@ -629,7 +633,7 @@ class Communicator(MPI.Intracomm):
         return self._collective(plan_moves.alltoall, algorithm, (), sendbuf, recvbuf)
 
     def Alltoallv(self, sendbuf, recvbuf, algorithm: Algorithm = None):
-        """As Alltoall, with blocks [data, counts, displacements, datatype] on both sides."""
+        """As Alltoall, with blocks [data, counts, displacements, datatype] on both sides; `algorithm` is a name."""
         return self._collective(plan_moves.alltoallv, algorithm, (), sendbuf, recvbuf)
 
     def Reduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, root: int = 0, algorithm: Algorithm = None):
@@ -735,7 +739,9 @@ def run(
     comm : the ranks; by default all
     op, computations, buffers : as for `Communicator.compile`, which says what is raised
     """
-    communicator = Communicator(comm or MPI.COMM_WORLD)
+    if comm == MPI.COMM_NULL:
+        raise ValueError("run: this rank is not in the communicator (COMM_NULL): call run on its ranks only")
+    communicator = Communicator(MPI.COMM_WORLD if comm is None else comm)
     try:
         plan = communicator.compile(
             algorithm(communicator.rank, communicator.size, buffers["x"].size), op, computations, **buffers

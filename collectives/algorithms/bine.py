@@ -9,6 +9,7 @@ Source: De Sensi et al., Bine Trees, SC 2025.
 
 from functools import lru_cache
 
+from collectives.algorithms.allreduce import doubling_cost
 from collectives.algorithms.power_of_two import on_power_of_two
 from collectives.algorithms.registry import COMMUTATIVE, Cost, algorithm, log2
 from collectives.steps import Copy, Recv, RecvReduce, Send, blocks
@@ -139,13 +140,7 @@ def gather(rank, size, count, root=0):
         yield (Send(above, "tmp", 0, at[-1]),)
 
 
-def whole_cost(p, n):
-    rounds = p.bit_length() - 1
-    folded = p != 1 << rounds
-    return Cost(rounds + 2 * folded, (rounds + 2 * folded) * n, (rounds + folded) * n)
-
-
-@algorithm("allreduce", cost=whole_cost, needs={COMMUTATIVE}, name="bine")
+@algorithm("allreduce", cost=doubling_cost, needs={COMMUTATIVE}, name="bine")
 def allreduce(rank, size, count):
     """As doubling, of whole vectors, the far partners first: lg p (alpha + n beta + n gamma); folded as doubling is."""
 

@@ -63,7 +63,7 @@ def halving(rank, size, count):
     yield from on_power_of_two(rank, size, halve, lambda r: everything, block)
 
 
-@algorithm("reduce_scatter", cost=lambda p, n: allreduce.doubling_cost(p, n), needs={CONSECUTIVE})
+@algorithm("reduce_scatter", cost=allreduce.doubling_cost, needs={CONSECUTIVE})
 def doubling(rank, size, count):
     """A whole allreduce, of which each rank keeps its block: the one that keeps rank order. lg p (alpha + n beta)."""
     block = blocks(count, size)

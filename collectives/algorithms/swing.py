@@ -10,14 +10,9 @@ from itertools import zip_longest
 from collectives.algorithms.bine import distance, to_negabinary
 from collectives.algorithms.bucket import sides_of
 from collectives.algorithms.power_of_two import on_power_of_two
-from collectives.algorithms.registry import COMMUTATIVE, DIMS, Cost, algorithm
+from collectives.algorithms.reduce import halving_cost
+from collectives.algorithms.registry import COMMUTATIVE, DIMS, algorithm
 from collectives.steps import Recv, RecvReduce, Send, chunk
-
-
-def halving_cost(p, n):
-    power = 1 << (p.bit_length() - 1)
-    rounds, share, folded = power.bit_length() - 1, n * (power - 1) / power, p != power
-    return Cost(2 * rounds + 2 * folded, 2 * share + 2 * folded * n, share + folded * n)
 
 
 @algorithm("allreduce", cost=halving_cost, needs={COMMUTATIVE, DIMS})

@@ -37,7 +37,7 @@ from collectives.checking.simulator import (
 from collectives.drawing import arrows, marks
 from collectives.drawing.contents import Replay
 from collectives.pricing.event_simulation import EventSimulation
-from collectives.pricing.networks import NETWORKS, ROUNDS, Network
+from collectives.pricing.networks import ROUNDS, Network, find_network
 from collectives.pricing.price import as_price, price, read
 from collectives.steps import Blocks, reads, writes
 
@@ -268,11 +268,11 @@ class Scene:
     def of(cls, algorithm, size, count, network, itemsize, options):
         place = network if isinstance(network, str) else "" if network is None else "the network given"
         if isinstance(network, str):
-            network = NETWORKS.get(network, network)  # a name that is not there is the simulation's to refuse
+            network = find_network(network)
         network = ROUNDS if network is None else network
         options = with_nodes(algorithm, size, options) if network is ROUNDS else options
         priced = price(algorithm, size, count, itemsize, network, trace=True, **options)
-        nodes = options.get("nodes") or [rank // network.ranks_per_node for rank in range(size)]
+        nodes = options.get("nodes") or network.nodes_of(size)
         replay = Replay(priced.trace, size, 1 if count is None else count)
         return cls(priced, replay, network, itemsize, nodes, place, count is not None and replay.total > 0)
 

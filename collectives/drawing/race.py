@@ -6,7 +6,7 @@ from collectives.algorithms.registry import Algorithm
 from collectives.drawing import marks
 from collectives.drawing.timeline import PALETTE
 from collectives.pricing.lower_bounds import lower_bound
-from collectives.pricing.networks import NETWORKS, Network
+from collectives.pricing.networks import Network, find_network
 from collectives.pricing.price import price
 from collectives.steps import Round
 
@@ -52,9 +52,7 @@ def draw_race(
     """
     if not runners or not isinstance(runners, dict):
         raise ValueError(f"a race needs runners: {{name: algorithm, or seconds measured}}, given {runners!r:.80}")
-    if isinstance(network, str) and network not in NETWORKS:
-        raise ValueError(f"network={network}: known are {', '.join(NETWORKS)}")
-    network = NETWORKS[network] if isinstance(network, str) else network
+    network = find_network(network) if isinstance(network, str) else network
     if ax is None:
         ax = marks.new_axes(7.5, 3.6)
     for i, (name, runner) in enumerate(runners.items()):

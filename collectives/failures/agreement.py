@@ -62,7 +62,7 @@ def absent(spec) -> bool:
 
 
 def describe_call(name, method, communicator, args, kwargs, in_words) -> str:
-    """Return what all ranks must say alike of a call: operation, elements, datatype, op and root.
+    """Return what all ranks must say alike of a call: operation, elements, datatype, op, root and algorithm.
 
     `in_words(buffer, parts)` says how many elements of what a buffer has.
     """
@@ -88,6 +88,9 @@ def describe_call(name, method, communicator, args, kwargs, in_words) -> str:
         words.append(describe(values["op"]))
     if "root" in values:
         words.append(f"root {int(values['root'])}")
+    if (algorithm := values.get("algorithm")) is not None:
+        own = getattr(algorithm, "name", getattr(algorithm, "__name__", type(algorithm).__name__))
+        words.append(f"algorithm {algorithm if isinstance(algorithm, str) else own}")
     if values.get("recvcounts") is not None:
         words.append(f"counts {list(values['recvcounts'])}")
     return f"{name}({', '.join(words)})"

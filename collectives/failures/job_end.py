@@ -20,7 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
-HANGING = 86  # exit status of ranks that wait for others too long, as the watchdog's
+HANGING = 86  # exit status of ranks that wait for others too long
 GRACE = 2.0  # seconds that a signalled rank gets to leave MPI and clean up
 finalize_limits: list[float] = []  # seconds that MPI may take to end, as each watched communicator has it
 

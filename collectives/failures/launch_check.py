@@ -42,7 +42,7 @@ def check_world(comm=None):
     """
     from mpi4py import MPI
 
-    size = (comm or MPI.COMM_WORLD).Get_size()
+    size = (MPI.COMM_WORLD if comm is None else comm).Get_size()
     for name in SIZE_VARIABLES:
         launched = int(os.environ.get(name, 1))
         if launched > 1 and size == 1:

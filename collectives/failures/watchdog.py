@@ -25,12 +25,12 @@ from mpi4py import MPI
 
 from collectives.failures.awake import Awake
 from collectives.failures.cycle import find_cycle
+from collectives.failures.job_end import HANGING
 from collectives.failures.revocation import is_rank_death
 from collectives.progress import Calls, Doing, in_flight, outside, where
 
 LOOK = 0.1  # seconds between two looks at the main thread
 ANSWER = 2.0  # seconds that others get to answer
-STATUS = 86  # with which a hanging program is aborted
 QUESTION, REPLY = 1, 2  # tags
 
 # fmt: off
@@ -40,8 +40,10 @@ PLANNED = (
 )
 COLLECTIVE = (
     *PLANNED, *(f"{name}_init" for name in PLANNED), "Alltoallw",
-    "Ibcast", "Iallreduce", "Iallgather", "Ireduce_scatter", "Ireduce_scatter_block",
-    "Run", "Irun",
+    "Ibcast", "Iallreduce", "Iallgather", "Ialltoallv", "Ireduce_scatter", "Ireduce_scatter_block",
+    "compile", "Run", "Irun", "empty",
+    "Dup", "Clone", "Split", "Split_type", "Create", "Create_cart", "Create_graph", "Create_dist_graph",
+    "Create_dist_graph_adjacent",
     "barrier", "bcast", "scatter", "gather", "allgather", "alltoall", "reduce", "allreduce", "scan", "exscan",
 )
 # fmt: on
@@ -163,7 +165,7 @@ class Watchdog(threading.Thread):
             reported = self.seen
             print(self.report(self.ask()), file=sys.stderr, flush=True)
             if self.abort:
-                self.comm.Abort(STATUS)
+                self.comm.Abort(HANGING)
 
     def look(self):
         """See whether another call has begun."""

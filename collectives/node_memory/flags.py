@@ -215,7 +215,7 @@ class Flags:
         """Return the next number: 0, 1, 2, ... over all ranks of the node, none twice."""
         try:
             if not self._locks():
-                self._wait(self.first, lambda _: self._locks(), "a claim")
+                self._wait(self.first, lambda _: self._locks(), "a claim", [])  # [] as to ask `there` is to lock
             number = self.first[Word.NUMBER]
             self.first[Word.NUMBER] = number + 1
             return number
@@ -273,7 +273,7 @@ class Flags:
         for _ in range(self.spins):
             if there(line):
                 return
-        expected = expected or list(zip(self.ranks, self.others, strict=True))
+        expected = list(zip(self.ranks, self.others, strict=True)) if expected is None else expected
 
         def late():
             return [self.world[rank] for rank, other in expected if not there(other)]
@@ -306,9 +306,10 @@ class Flags:
                     time.sleep(50e-6)
                 if waited > self.limit:
                     late = [rank for rank, other in expected if not there(other)]
+                    absent = f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))} of {self.size} did not come"
                     raise TimeoutError(
                         f"rank {self.rank} has waited {waited:.1f} s in {description}: "
-                        f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))} of {self.size} did not come"
+                        f"{absent if expected else 'another rank holds the lock'}"
                     )
 
     def free(self):

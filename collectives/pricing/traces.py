@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from collectives.algorithms import barrier
 from collectives.pricing.price import Price, read
 from collectives.steps import Compute, Recv, RecvReduce, Round, Send, is_live, mistake_in
 
@@ -296,14 +297,7 @@ def recorded_schedule(events: Iterable[Mapping], most: int = 2000) -> list[list[
             if event["name"] == "wait":
                 continue
             if event.get("together") and next(keys) in common:
-                rounds += _barrier(rank, size)
+                rounds += barrier.dissemination(rank, size)
             rounds.append((Compute(event["name"], seconds=event["end"] - event["start"]),))
         programs.append(rounds)
     return programs
-
-
-def _barrier(rank: int, size: int) -> Iterator[Round]:
-    distance = 1
-    while distance < size:
-        yield Send((rank + distance) % size, "x", 0, 1), Recv((rank - distance) % size, "y", 0, 1)
-        distance *= 2

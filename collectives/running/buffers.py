@@ -258,7 +258,7 @@ def all_bytes(message: Message) -> MPI.buffer:
 
 def packed(x: Bytes) -> tuple[Bytes, list, list]:
     """Blocks one after another, and the calls that copy them there and back; none where they lie so already."""
-    if all(first[1] == second[0] for first, second in pairwise(x.blocks)):
+    if x.blocks[0][0] == 0 and all(first[1] == second[0] for first, second in pairwise(x.blocks)):
         return x, [], []
     ends = [0, *accumulate(hi - lo for lo, hi in x.blocks)]
     copy = Bytes(allocate(ends[-1]), tuple(pairwise(ends)))

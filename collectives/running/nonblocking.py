@@ -41,10 +41,12 @@ from mpi4py import MPI
 from collectives import progress
 from collectives.executor.plan import Disagreement
 from collectives.failures.aborted import Aborted
+from collectives.failures.awake import Awake
 from collectives.failures.watchdog import describe
 from collectives.progress import INTERVAL, Calls, Doing, in_flight, outside, where
 
 PATIENCE = 5.0  # seconds that the other ranks get to do their part when the program ends
+ALONE = 5.0  # seconds that a Wait only looks where other communicators have something in flight too
 NAMED = 8  # collectives of a communicator that are named then, at most
 
 
@@ -119,7 +121,7 @@ class Request:
                 self.at += 1
         except Disagreement:
             raise
-        except Exception as error:
+        except BaseException as error:  # KeyboardInterrupt too: a call that is made twice adds twice
             self.plan.abort(error, self.place)  # this may be a thread of ours
             raise
         return True
@@ -175,7 +177,7 @@ class PersistentRequest:
         if self.calls is not None and self.calls.current is None:
             return self._observed_wait()
         queue = self.queue
-        if self.request is None:
+        if self.request is None and len(in_flight) == 1:
             try:
                 queue.deferred.pop()
             except IndexError:  # a thread is just beginning it
@@ -185,6 +187,7 @@ class PersistentRequest:
                 in_flight.discard(queue)
                 self.plan()
                 return True
+        queue.admit()
         with queue.lock:
             self.active, request, self.request = False, self.request, None
         return request.Wait()
@@ -297,13 +300,15 @@ class Queue:
 
     def finish(self, request: Request | None = None) -> None:
         """Return when `request` is done; without one, when nothing is in flight."""
+        waited = Awake()
         with self.lock:
             self.admit()
             while self.waiting and not (request and request.done):
-                if len(in_flight) == 1:
+                if len(in_flight) == 1 or waited.now() > ALONE:  # such a wait has a limit, and advances the others too
                     self.inside = True  # a wait in shared memory advances what is in flight, this one too
                     try:
-                        self.waiting[0].advance(blocking=True)
+                        first = self.waiting[0]
+                        first.advance(True) if len(in_flight) == 1 else progress.with_progress(first.advance, True)
                     finally:
                         self.inside = False
                     self._end()

@@ -67,6 +67,19 @@ def constant(item):
     return tuple(map(constant, item)) if hasattr(item, "__iter__") and not isinstance(item, str) else item
 
 
+def lasting(args) -> bool:
+    """Whether the operations and datatypes among a call's arguments are the library's own.
+
+    Those of the user may be freed where no plan keeps them alive, and another one then has their id and handle.
+    """
+    return all(
+        arg.is_predefined
+        if isinstance(arg, MPI.Op | MPI.Datatype)
+        else not isinstance(arg, list | tuple) or lasting(arg)
+        for arg in args
+    )
+
+
 class Known:
     """Plans by the array object that they reduce in place.
 

@@ -93,10 +93,15 @@ def rooted(planner, operation, all_blocks, own_block, root, requested, vector):
         blocks = tuple((i * length, (i + 1) * length) for i in range(planner.size))
     if vector and name != "flat":
         blocks = blocks_of_root(planner, blocks, root)
+    before, after = [], []
+    if vector and callable(name) and planner.rank == root:  # for the others they lie one after another
+        all_, into_order, back = packed(all_)
+        blocks, keep = all_.blocks, [*keep, all_.memory]
+        before, after = (into_order, []) if operation == "scatter" else ([], back)
     names = ("x", "y") if operation == "scatter" else ("y", "x")  # of all blocks, and of the own one
     buffers = {names[1]: own} | ({names[0]: all_.memory} if all_ else {})
     program = planner.program(operation, name, blocks, root=root)
-    return planner.plan(program, buffers, keep=tuple(keep))
+    return planner.plan(program, buffers, before, after, tuple(keep))
 
 
 def blocks_of_root(planner, blocks, root):
@@ -153,6 +158,11 @@ def alltoall(planner, sendbuf, recvbuf, requested, vector=False):
     y = as_bytes(recv, slices_of(recv, planner.size))
     nbytes = sum(hi - lo for lo, hi in y.blocks)
     name = planner.selection.choose(requested, Call("alltoall", nbytes, vector))
+    if vector and callable(name):
+        raise ValueError(
+            "alltoall of blocks that may differ: no rank knows those of all others, so that none can prove an "
+            "algorithm of one's own: name one of ALGORITHMS['alltoall'], or compile the rounds of each rank"
+        )
     if name == "native":
         return NATIVE
     if is_in_place(sendbuf):

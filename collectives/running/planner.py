@@ -70,9 +70,18 @@ class Planner:
     @cached_property
     def window(self) -> SharedWindow:
         """The memory that the ranks of a node share, made when first asked for (collective)."""
+        self.wait_for_ranks()  # to make it is to wait inside MPI, where nothing ends the wait
         window = SharedWindow(self.node, self.limit)
         window.on_abort, self.selection.make_window = self.on_abort, None
         return window
+
+    def wait_for_ranks(self) -> None:
+        """Wait until all ranks of the node have come: as `wait_for`, which says what is raised."""
+        try:
+            self.wait_for(self.node.Ibarrier(), "for the other ranks of its node, to make the memory that they share")
+        except BaseException as error:  # the others may still come, and go on without this rank
+            self.on_abort(error, "")
+            raise
 
     @property
     def made_window(self) -> SharedWindow | None:
@@ -85,7 +94,12 @@ class Planner:
             self.window.flags.abort(cause)
 
     def wait_long(self, request: MPI.Prequest, transfer: Transfer) -> None:
-        """Wait until a message has come or gone.
+        """Wait until a message has come or gone: as `wait_for`."""
+        what = "to send to" if transfer.sends else "for a message of"
+        self.wait_for(request, f"{what} rank {transfer.peer}")
+
+    def wait_for(self, request: MPI.Request, what: str) -> None:
+        """Wait until a request is done.
 
         Raises
         ------
@@ -107,10 +121,9 @@ class Planner:
                 if waited > 0.05:
                     time.sleep(50e-6)
                 if waited > self.limit:
-                    what = "to send to" if transfer.sends else "for a message of"
                     late = (
-                        f"rank {self.rank} has waited {self.limit:g} s {what} rank {transfer.peer}: has it ended, is "
-                        f"it in another call, or, with a buffer that only the MPI library takes, in the library's own? "
+                        f"rank {self.rank} has waited {self.limit:g} s {what}: has a rank ended, is one in another "
+                        f"call, or, with a buffer that only the MPI library takes, in the library's own? "
                         f"Communicator(watch=60) says where all ranks are"
                     )
                     if self.selection.place == "node":
@@ -127,6 +140,8 @@ class Planner:
         problem = ""
         try:
             self.window  # noqa: B018 - made here
+        except TimeoutError:  # an OSError too, but not one that all ranks have
+            raise
         except OSError as error:
             problem = error.strerror
         problem = next(filter(None, self.comm.allgather(problem)), "")
@@ -144,9 +159,9 @@ class Planner:
         the mark by which the library tells them apart: the duplicate stays."""
         if self.made_window is not None:
             self.window.free()
-        unregister(self.node).Free()
-        unregister(self.comm)
+        unregister(self.node), unregister(self.comm)
         if not aborted:
+            self.node.Free()
             self.comm.Free()
 
     # ---------------------------------------------------------------------------------- which algorithm, as a program

@@ -510,6 +510,23 @@ def test_operations_and_datatypes_that_come_and_go(communicator, ranks):
 
 
 @pytest.mark.mpi(ranks=[2])
+def test_the_librarys_calls_are_kept_only_for_types_and_operations_that_last(communicator, ranks):
+    """No plan keeps alive those of the user: others may come to their id and handle, of which a key consists."""
+    from mpi4py import MPI
+
+    x = np.arange(4.0)
+    vector = MPI.DOUBLE.Create_vector(2, 1, 2).Commit()
+    add = MPI.Op.Create(lambda a, b, _: np.add(*(np.frombuffer(m) for m in (a, b)), out=np.frombuffer(b)), commute=True)
+    communicator.Bcast([x, 1, vector])
+    communicator.Bcast([x, 1, vector], algorithm="native")
+    communicator.Allreduce(x, np.empty(4), add, algorithm="native")
+    assert not communicator._plans
+    communicator.Bcast([x, MPI.DOUBLE], algorithm="native")
+    assert len(communicator._plans) == 1
+    vector.Free(), add.Free()
+
+
+@pytest.mark.mpi(ranks=[2])
 def test_the_cache_is_bounded_and_spares_what_is_used(communicator, ranks):
     communicator.Barrier()
     plans = communicator._plans

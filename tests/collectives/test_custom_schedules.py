@@ -6,7 +6,7 @@ import pytest
 import collectives
 from collectives import Copy, Deadlock, Recv, RecvReduce, Reduce, ScheduleError, Send, chunk
 from collectives.algorithms import allreduce, shared
-from collectives.steps import Barrier, Compute, Slice
+from collectives.steps import Barrier, Compute, Slice, blocks
 
 
 @pytest.fixture
@@ -286,3 +286,79 @@ def test_memory_that_only_messages_keep_in_order(communicator, comm):
         x, y = np.arange(50.0) + rank, np.zeros(50)
         communicator.Allreduce(x, y, algorithm=to_left)
         np.testing.assert_array_equal(y, size * np.arange(50) + 3)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_run_refuses_a_rank_that_is_not_in_the_communicator(comm):
+    """COMM_NULL is false: it was taken for no communicator given, which is the world."""
+    from mpi4py import MPI
+
+    x = np.ones(4)
+    alone = comm.Split(0 if comm.rank == 0 else MPI.UNDEFINED)
+    if comm.rank == 0:
+        collectives.run(ring, comm=alone, x=x)
+        alone.Free()
+    else:
+        with pytest.raises(ValueError, match="not in the communicator"):
+            collectives.run(ring, comm=alone, x=x)
+        with pytest.raises(MPI.Exception):
+            collectives.check_world(alone)
+    assert (x == 1).all()
+
+
+@pytest.mark.mpi(ranks=[3])
+def test_displaced_blocks_of_ones_own_scatter_and_gather_in_node_memory(communicator, comm):
+    """Blocks out of order and with gaps, which only the root knows: the others read and write them where they lie."""
+    rank, counts, places = comm.rank, [1, 2, 1], [5, 1, 4]
+
+    def scatter(rank, size, count, root=0):
+        lo, hi = blocks(count, size)(rank)
+        yield (Barrier(),)
+        yield (Copy("y", 0, hi - lo, "x", lo, of=root),)
+        yield (Barrier(),)
+
+    def gather(rank, size, count, root=0):
+        yield (Barrier(),)
+        if rank == root:
+            for other in range(size):
+                lo, hi = blocks(count, size)(other)
+                yield (Copy("y", lo, hi, "x", 0, of=other),)
+        yield (Barrier(),)
+
+    for root in (0, 2):
+        whole = np.arange(8.0)
+        own = np.full(counts[rank], -1.0)
+        spec = lambda a: [a, counts, places, "d"] if rank == root else None  # noqa: B023
+        communicator.Scatterv(spec(whole), own, root, algorithm=scatter)
+        expected = np.arange(places[rank], places[rank] + counts[rank])
+        np.testing.assert_array_equal(own, expected)
+        result = np.full(8, -1.0)
+        communicator.Gatherv(own, spec(result), root, algorithm=gather)
+        there = [-1, 1, 2, -1, 4, 5, -1, -1] if rank == root else [-1] * 8
+        np.testing.assert_array_equal(result, there)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_blocks_that_only_their_ranks_know_are_for_named_algorithms(communicator, comm):
+    """A right one was refused as wrong, on those ranks whose own blocks differ in length."""
+    x, y = np.arange(3.0), np.zeros(3)
+    mine = collectives.ALGORITHMS["alltoall"]["pairwise"].rounds
+    counts = [1, 2] if comm.rank == 0 else [2, 1]
+    spec = [counts, [0, counts[0]], "d"]
+    with pytest.raises(ValueError, match="no rank knows those of all others"):
+        communicator.Alltoallv([x, *spec], [y, *spec], algorithm=mine)
+    communicator.Alltoall(x[:2], y[:2], algorithm=mine)
+    assert (y[:2] == comm.rank).all()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_mistake_without_words_is_told_by_its_kind(communicator, comm):
+    x = np.zeros(5)
+
+    def rounds():
+        yield ()
+        assert comm.rank == 0
+
+    with pytest.raises((AssertionError, ValueError)) as caught:
+        communicator.compile(rounds(), x=x)
+    assert comm.rank or "rank 1 has a mistake in its schedule: AssertionError" in str(caught.value)

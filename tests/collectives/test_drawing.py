@@ -606,7 +606,7 @@ def test_race():
     for wrong, said in (({}, "needs runners"), ({"run": [1.0]}, "run: 1 measurements for 3 sizes")):
         with pytest.raises(ValueError, match=said):
             draw_race(wrong, 4, sizes)
-    with pytest.raises(ValueError, match="network=moon: known are workstation"):
+    with pytest.raises(ValueError, match=r"no network named 'moon': give a name .workstation"):
         draw_race({"mine": ring}, 4, sizes, network="moon")
 
 
@@ -614,3 +614,17 @@ def test_schedules_of_two_levels_are_drawn_on_two_nodes():
     for name in ("two_level", "shared_two_level", "shared_two_level_arrays"):
         scene = Scene.of(ALGORITHMS["allreduce"][name], 4, 8, None, 4, {})
         assert scene.nodes == [0, 0, 1, 1], name
+
+
+def test_topologies_are_drawn_by_their_words_and_placements_by_their_hosts():
+    """As `price` takes them; a network that there is not is refused in its own words."""
+    assert draw(RING, 4, 4, network="torus:dims=2x2") is not None
+    assert draw_race({"ring": RING}, 4, [16], network="torus:dims=2x2") is not None
+    for call in (
+        lambda: draw(RING, 4, 4, network="tokenring"),
+        lambda: draw_race({"ring": RING}, 4, network="tokenring"),
+    ):
+        with pytest.raises(ValueError, match="tokenring"):
+            call()
+    network = Network.fat_tree(4).place_ranks([3, 2, 1, 0])
+    assert Scene.of(RING, 4, 4, network, 4, {}).nodes == [3, 2, 1, 0]

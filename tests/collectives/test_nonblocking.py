@@ -361,3 +361,42 @@ def test_a_failure_while_another_call_moves_it_is_told_where_it_is_waited_for(co
             ask()
     a.release()
     b.release()
+
+
+@pytest.mark.mpi(ranks=1)
+def test_a_call_that_an_interrupt_ended_is_not_made_again(comm):
+    from collectives import Communicator
+    from collectives.failures.aborted import Aborted
+    from collectives.steps import Compute, Slice
+
+    communicator, x = Communicator(comm), np.zeros(4)
+
+    def add_one(array):
+        array += 1
+        raise KeyboardInterrupt
+
+    rounds = [(Compute("add", (), (Slice("x", 0, 4),)),)]
+    plan = communicator.compile(rounds, x=x, computations={"add": add_one})
+    with pytest.raises(KeyboardInterrupt):
+        communicator.Irun(plan).Wait()
+    with pytest.raises(Aborted, match="KeyboardInterrupt"):
+        communicator.Barrier()
+    assert (x == 1).all()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_wait_ends_also_where_another_communicator_has_something_in_flight(comm, monkeypatch):
+    from mpi4py import MPI
+
+    from collectives import Communicator
+    from collectives.running import nonblocking
+
+    monkeypatch.setattr(nonblocking, "ALONE", 0.2)
+    a, b = Communicator(comm), Communicator(comm)
+    a._planner.limit = b._planner.limit = 0.3
+    if comm.rank == 0:
+        requests = [each.Iallreduce(MPI.IN_PLACE, np.ones(50_000), algorithm="ring") for each in (a, b)]
+        for request in requests:
+            with pytest.raises(TimeoutError, match=r"rank 0 has waited 0\.3 s"):
+                request.Wait()
+    comm.Barrier()

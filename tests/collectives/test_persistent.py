@@ -143,3 +143,25 @@ def test_requests_that_are_active_freed_or_left_are_refused(comm, ranks):
     communicator.release()
     with pytest.raises(RuntimeError, match="freed"):
         other.Start()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_wait_moves_what_another_communicator_has_begun_since_the_start(comm, ranks):
+    """Without `memory` it waits inside MPI, where nothing moved what another rank waits for first."""
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
+    first, second = Communicator(comm, memory=False), Communicator(comm, memory=False)
+    x, y, long = np.ones(200_000), np.zeros(200_000), np.ones(200_000)
+    request = first.Allreduce_init(x, y)
+    if comm.rank == 0:
+        request.Start()
+    other = second.Iallreduce(MPI.IN_PLACE, long, algorithm="ring")
+    if comm.rank == 1:
+        other.Wait()
+        request.Start()
+    request.Wait()
+    other.Wait()
+    assert (y == 2).all() and (long == 2).all()
+    first.release(), second.release()

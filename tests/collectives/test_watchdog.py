@@ -375,3 +375,45 @@ def test_other_algorithms_on_some_ranks_are_refused(comm, ranks, monkeypatch, tm
         monkeypatch.setenv("RINGPROP_TUNE", str(table))
     with pytest.raises(ValueError, match="ranks disagree on the table of algorithms"):
         Communicator(comm)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_ranks_disagree_on_node_memory(comm, ranks):
+    from collectives import Communicator
+
+    with pytest.raises(ValueError, match="ranks disagree on memory: rank 0 has False, rank 1 True"):
+        Communicator(comm, memory=comm.rank == 1)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_algorithms_that_ranks_ask_for_are_compared(comm, ranks):
+    from collectives import ALGORITHMS, Communicator
+
+    communicator, x = Communicator(comm, debug=True), np.ones(9)
+    for ours, theirs, said in (
+        ("ring", "doubling", "algorithm ring.*algorithm doubling"),
+        (None, "ring", r"SUM\) at.*algorithm ring"),
+    ):
+        with pytest.raises(ValueError, match=f"(?s)the ranks do not agree: .*{said}"):
+            communicator.Allreduce(None, x, algorithm=theirs if comm.rank else ours)
+    communicator.Allreduce(None, x, algorithm=ALGORITHMS["allreduce"]["ring"] if comm.rank else "ring")
+    assert (x == 2).all()
+    communicator.release()
+
+
+@pytest.mark.mpi(ranks=[1])
+def test_every_collective_method_is_registered(comm):
+    from mpi4py import MPI
+
+    from collectives import Communicator
+    from collectives.failures.watchdog import COLLECTIVE, PEER
+
+    of_one_rank, of_some, ends = {"explain", "progress"}, {"Create_group"}, {"Free", "release"}
+    methods = {name for name, value in vars(Communicator).items() if callable(value) and not name.startswith("_")}
+    assert methods - of_one_rank - of_some - ends == {*COLLECTIVE}
+    assert all(hasattr(MPI.Intracomm, name) for name in PEER)
+    communicator = Communicator(comm, watch=100)
+    seen = communicator.calls.collectives
+    communicator.empty(3), communicator.Dup().Free(), communicator.Split().Free(), communicator.Clone().Free()
+    assert communicator.calls.collectives == seen + 4
+    communicator.release()

@@ -497,7 +497,47 @@ def test_memory_of_a_communicator_waits_as_long_as_its_watchdog(comm, monkeypatc
         x = communicator.empty(9000)
         assert communicator._planner.window.flags.limit == limit, given
         communicator.Allreduce(None, x)
+        for made in (communicator.Dup(), communicator.Split(), communicator.Clone()):
+            assert made._planner.limit == limit, given
+            made.Free()
         communicator.release()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_the_first_call_in_node_memory_waits_no_longer_than_others(comm):
+    """To make the memory is to wait inside MPI, where nothing ended the wait for a rank that never comes."""
+    from collectives import Communicator
+    from collectives.failures.aborted import Aborted
+
+    for make in (
+        lambda communicator: communicator.Allreduce(None, np.ones(9), algorithm="shared"),
+        lambda communicator: communicator.empty(9),
+    ):
+        communicator = Communicator(comm)
+        communicator._planner.limit = 0.3
+        if comm.rank == 0:
+            with pytest.raises(TimeoutError, match=r"rank 0 has waited 0.3 s for the other ranks of its node"):
+                make(communicator)
+            with pytest.raises(Aborted, match="has waited"):
+                communicator.Barrier(algorithm="dissemination")
+        comm.Barrier()
+        if comm.rank == 1:
+            communicator._planner.node.Ibarrier().Wait()  # so that nothing is in flight as MPI ends
+
+
+@pytest.mark.mpi(ranks=2)
+def test_who_waits_for_a_claim_does_not_take_it_by_asking_who_is_late(comm, monkeypatch):
+    from collectives.node_memory.window import SharedWindow
+
+    window = SharedWindow(comm, limit=0.2)
+    flags, asked = window.flags, []
+    monkeypatch.setattr(flags, "_locks", lambda: asked.append(flags.calls.current))
+    late = []
+    monkeypatch.setattr(flags, "refuse_aborted", lambda: late.append(flags.calls.current.late()))
+    with pytest.raises(TimeoutError, match="in a claim: another rank holds the lock"):
+        flags.claim()
+    assert late and not any(late)
+    comm.Barrier()
 
 
 @pytest.mark.mpi(ranks=2)
