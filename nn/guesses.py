@@ -23,7 +23,7 @@ INSTEAD = {
     "Dropout2d": "nn.Dropout(rate)",
     "ELU": "nn.SiLU() or nn.LeakyReLU()",
     "ExponentialLR": "nn.schedules.Exponential(lr, factor)",
-    "F1": "nn.metrics.Metric(function, mode='max') makes one of a function",
+    "F1": "a metric is a mean over rows, F1 is not: compute it from trainer.predict(x).argmax(axis=-1)",
     "GRU": "nn.LSTM(in_features, features) and nn.RNN are the recurrent layers",
     "GroupNorm": "nn.LayerNorm, nn.RMSNorm, nn.BatchNorm2d and nn.LocalResponseNorm are there",
     "Hardtanh": "nn.Tanh() or nn.ReLU()",

@@ -184,10 +184,15 @@ class BCEWithLogitsLoss(Loss):
 
 
 def _class_weights(what: str, value) -> np.ndarray:
-    weights = np.asarray(value, np.float64)
+    weights = np.array(value, np.float64)  # a copy: changed later, it would not be checked
     if weights.ndim != 1 or not (weights >= 0).all():
         raise ValueError(f"{what} must be one number, not negative, for each class")
     return weights
+
+
+def _weighted_sum(weights: np.ndarray, values: np.ndarray) -> float:
+    """Return weights . values, where -inf with weight 0, as in an ignored row, adds nothing. NaN gives NaN."""
+    return float(weights @ np.where((weights == 0) & (values == -np.inf), 0, values))
 
 
 @register("loss", "nll")
@@ -220,7 +225,7 @@ class NLLLoss(Loss):
         gz[...] = 0
         labels, _, weights = self.row_weights(labels, z.dtype)
         at = _positions(labels, z.shape[-1])
-        value = -float(weights @ z.reshape(-1)[at])
+        value = -_weighted_sum(weights, z.reshape(-1)[at])
         gz.reshape(-1)[at] = weights * (-1 / total_weight)
         return value / total_weight, gz
 
@@ -328,7 +333,7 @@ class CrossEntropyLoss(NLLLoss):
         labels, kept, own = self.row_weights(labels, prob.dtype)
         own = own * (1 - smoothing)  # (1-e) w[target]: what it has more at its target
         flat, at = prob.reshape(-1), _positions(labels, classes)
-        value = -float(own @ flat[at]) - (float(kept @ (prob @ spread)) if smoothing else 0.0)
+        value = -_weighted_sum(own, flat[at]) - (_weighted_sum(kept, prob @ spread) if smoothing else 0.0)
         np.exp(prob, out=prob)
         norm = np.add.reduce(prob, axis=1)
         weight = own + kept * spread.sum()  # |q|

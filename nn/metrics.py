@@ -63,7 +63,13 @@ class Metric(Closed):
 
     def values(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return the numbers that the metric is the mean of."""
-        return np.asarray(self.function(z, y))
+        values = np.asarray(self.function(z, y))
+        if not values.ndim:  # means of batches of different sizes, added up, are not the mean over all rows
+            raise ValueError(
+                f"metric {self.name}: the function must return a value for each row, given one number for {len(z)} "
+                "rows. A score of the whole set, such as F1, is computed from trainer.predict(x)"
+            )
+        return values
 
     def sums(self, z: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         """Return (sum of the values, how many there are), to be added up."""
@@ -110,7 +116,9 @@ class TopKAccuracy(Metric):
     def _among(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
         _check_classes(self.name, z, y)
         own = np.take_along_axis(z, y[..., None].astype(np.intp), axis=-1)
-        return ((z > own).sum(axis=-1) < self.k) & ~np.isnan(z).any(axis=-1)
+        tied_before = (z == own) & (np.arange(z.shape[-1]) < y[..., None])  # the first of equal ones wins, as in argmax
+        before = (z > own) | tied_before
+        return (before.sum(axis=-1) < self.k) & ~np.isnan(z).any(axis=-1)
 
 
 @register("metric", "mae")
@@ -148,7 +156,7 @@ class Perplexity(Metric):
         super().__init__(_cross_entropy, "min", "perplexity")
 
     def result(self, mean):
-        return math.exp(mean) if mean < 709 else math.inf
+        return math.inf if mean >= 709 else math.exp(mean)  # NaN stays NaN
 
 
 def _right(z: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nn.core.layer import Layer
+from nn.core.network import all_layers
 from nn.training.fit import evaluate
 from nn.training.trainer import NonFiniteLoss, Trainer
 
@@ -231,7 +232,7 @@ def calls(trainer: Trainer, around: Callable[[str, str, str, Callable], object])
     def through(original, describe, kind):
         return lambda *args, **kwargs: around(*describe(args), kind, lambda: original(*args, **kwargs))
 
-    layers = {id(layer): layer for layer in _all(trainer.network.root)}.values()
+    layers = {id(layer): layer for layer in all_layers(trainer.network.root)}.values()
     loss, optimizer = trainer.loss, trainer.optimizer
     for layer in layers:
         name = type(layer).__name__ if layer.children() else repr(layer)
@@ -247,12 +248,6 @@ def calls(trainer: Trainer, around: Callable[[str, str, str, Callable], object])
             del layer.forward, layer.backward  # the class's own are back
         vars(trainer)["loss"] = loss
         del optimizer.apply
-
-
-def _all(layer: Layer) -> Iterator[Layer]:
-    yield layer
-    for child in layer.children().values():
-        yield from _all(child)
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,8 @@ class Network(Closed):
             raise TypeError(
                 f"Network: in_shape is that of one sample, such as (64,) or (28, 28, 1), given {in_shape!r:.80}"
             )
+        if any(n < 0 for n in in_shape):
+            raise ValueError(f"Network: in_shape must have no negative size, given {tuple(in_shape)}")
         if not isinstance(name, str):
             raise TypeError(f"Network: name must be a text, given {name!r:.80}")
         self.root, self.in_shape, self.name, self.mixed = root, tuple(map(int, in_shape)), name, mixed
@@ -125,8 +127,9 @@ class Network(Closed):
         )
         self.training_shape = root.training_shape(self.in_shape)
         self.takes_ids = takes_ids(root)
+        _refuse_two_paddings(root)
         self.layout = Layout(self.specs, borrowed=whole and whole.specs, names=whole.names if whole else ())
-        for layer in _all_layers(root):
+        for layer in all_layers(root):
             layer.fix()
         self.buffer_layout = Layout(self.specs, buffers=True)
 
@@ -386,10 +389,21 @@ def _walk(layer: Layer, path: str, in_shape: Shape):
         yield from _walk(child, f"{path}.{name}" if path else name, shape)
 
 
-def _all_layers(layer: Layer) -> Iterator[Layer]:
+def all_layers(layer: Layer) -> Iterator[Layer]:
+    """Yield a layer and all layers inside it."""
     yield layer
     for child in layer.children().values():
-        yield from _all_layers(child)
+        yield from all_layers(child)
+
+
+def _refuse_two_paddings(root: Layer) -> None:
+    """Refuse layers that take different ids as padding: attention ignores the positions of one only."""
+    padding = {layer.padding for layer in all_layers(root) if layer.ids and getattr(layer, "padding", None) is not None}
+    if len(padding) > 1:
+        raise ValueError(
+            f"Network: its Embeddings have the paddings {', '.join(map(str, sorted(padding)))}, and attention has one "
+            "padding mask: use one id for padding"
+        )
 
 
 def takes_ids(layer: Layer) -> bool:

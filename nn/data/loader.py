@@ -101,6 +101,11 @@ class Loader(Closed):
             if not callable(each) or isinstance(each, type):
                 made = ", the class itself: call it" if isinstance(each, type) else ""
                 raise TypeError(f"Loader: a transform is a function (x, keys) -> x, given {each!r:.80}{made}")
+        if transforms and type(dataset).batch is not Dataset.batch:
+            raise TypeError(
+                f"Loader: a transform is given stored samples, and would never call {type(dataset).__name__}.batch: "
+                "define raw(indices) -> (x, y) instead, or transform in batch"
+            )
         index, count = shard[:2]
         if not 0 <= (index or 0) < count <= shard[-1]:
             raise ValueError(f"shard {shard}: expected (index, count) with 0 <= index < count, then virtual >= count")
@@ -111,7 +116,7 @@ class Loader(Closed):
             )
         if prefetch is not None and prefetch < 0:
             raise ValueError(f"prefetch {prefetch} is negative")
-        self.dataset, self.batch, self.seed, self.shuffle = dataset, batch, seed, shuffle
+        self.dataset, self.batch, self.seed, self.shuffle = dataset, int(batch), int(seed), shuffle
         self.shard = shard
         self.drop_last = drop_last
         self.transforms = transforms

@@ -42,9 +42,10 @@ def masked(dataset: Dataset, fraction: float = 0.15, seed: int = 0) -> Dataset:
     count = masked_count(fraction, ids.shape[1])
     at = rng.random(ids.shape, np.float32).argpartition(count - 1, axis=1)[:, :count]
     result = copy.copy(dataset)
-    result.x, result.y, result.mapped = ids.copy(), np.full(ids.shape, -1, np.int16), False
+    kind = np.int16 if ids.dtype.itemsize == 1 else np.int64  # it holds -1 and every id
+    result.x, result.y, result.mapped = ids.copy(), np.full(ids.shape, -1, kind), False
     right = np.take_along_axis(ids, at, axis=1)
-    np.put_along_axis(result.y, at, right.astype(np.int16), axis=1)
+    np.put_along_axis(result.y, at, right.astype(kind), axis=1)
     chance = rng.random(at.shape, np.float32)
     shown = np.where(chance < UNCHANGED + RANDOM, rng.integers(2, dataset.classes, at.shape), MASK)
     np.put_along_axis(result.x, at, np.where(chance < UNCHANGED, right, shown).astype(ids.dtype), axis=1)

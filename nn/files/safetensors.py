@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nn.data.arrays import MOST_AXES
 from nn.reading import TABLE, open_file, parse_json
 from nn.training.checkpoints import replacing
 
@@ -31,7 +32,6 @@ DTYPES = {
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 BFLOAT16 = "BF16"  # the upper half of a float32; NumPy has none, so it is read as float32
 LARGEST_HEADER = TABLE  # of a network with 30,000 layers; as objects in memory it takes twenty times as much
-MOST_AXES = 64  # of an array of NumPy
 ALIGN = 8  # bytes: the numbers begin at a multiple
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from nn.arguments import Number
 from nn.core.layer import Layer
+from nn.layers.blockwise import blocks
 from nn.registry import register
 
 COUNT = 16  # 16-bit random numbers in one count of the generator: 4 x 64 bits
@@ -66,7 +67,11 @@ def keep_mask(kept: int, shape: tuple[int, ...], ctx, positions: np.ndarray | No
     samples, size = shape[0], math.prod(shape[1:])
     counts = -(-size // COUNT)  # of the generator, a sample
     width = math.prod(shape[2:])  # of a position
-    runs = [(0, size)] if positions is None else [(width * lo, width * hi) for lo, hi in _runs(positions)]
+    if positions is None:
+        runs = [(0, size)]
+    else:
+        consecutive = blocks(positions, max(1, len(positions)))
+        runs = [(width * block.position, width * (block.position + len(block))) for block in consecutive]
     mask = ctx.empty(shape if positions is None else (samples, len(positions), *shape[2:]), np.bool_)
     flat, at = mask.reshape(samples, sum(hi - lo for lo, hi in runs)), 0  # of no samples, too
     for lo, hi in runs:
@@ -76,9 +81,3 @@ def keep_mask(kept: int, shape: tuple[int, ...], ctx, positions: np.ndarray | No
             np.less(short[:, lo - COUNT * first : hi - COUNT * first], kept, flat[rows, at : at + hi - lo])
         at += hi - lo
     return mask
-
-
-def _runs(positions: np.ndarray) -> list[tuple[int, int]]:
-    """Return (first, behind the last) of the stretches of positions that follow each other."""
-    breaks = np.flatnonzero(np.diff(positions) != 1) + 1
-    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(positions, breaks) if len(run)]

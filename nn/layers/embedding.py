@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from nn.arguments import SIZE
+from nn.arguments import SIZE, Number, Optional
 from nn.core.gradients import RowSum, ScatterAdd, write_gradient
 from nn.core.layer import Initializer, Layer, ShapeError, Spec
 from nn.initializers import normal
@@ -44,7 +44,7 @@ class Embedding(Layer):
     ids = True
     output = gradient = "new"
 
-    constraints = {"vocabulary": SIZE, "features": SIZE}
+    constraints = {"vocabulary": SIZE, "features": SIZE, "padding": Optional(Number(0, whole=True))}
 
     def __init__(self, vocabulary: int, features: int, *, padding: int | None = None, init: Initializer = NARROW):
         self.vocabulary, self.features, self.padding, self.init = vocabulary, features, padding, init

@@ -261,7 +261,7 @@ class LSTM(_Recurrence):
         self.forget_bias = forget_bias
 
     def first_bias(self, rng, shape):
-        b = super().first_bias(rng, shape)
+        b = np.array(np.broadcast_to(super().first_bias(rng, shape), shape), np.float64)  # a copy, to be added to
         b[self.features : 2 * self.features] += self.forget_bias
         return b
 

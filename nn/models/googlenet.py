@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from nn.arguments import NOT_NEGATIVE
 from nn.core.containers import Parallel
 from nn.core.layer import Layer, Sequential, Shape, ShapeError, child_specs
 from nn.initializers import he
@@ -151,24 +152,27 @@ class Auxiliary(Layer):
 
 
 class AuxiliaryLoss(Loss):
-    """The loss of the main logits plus `weight` times that of each auxiliary row (0.3 in the paper).
+    """The loss of the main logits plus `auxiliary_weight` times that of each auxiliary row (0.3 in the paper).
 
     Parameters
     ----------
     loss : Loss
         Of one row of logits, such as CrossEntropyLoss.
-    weight : float
+    auxiliary_weight : float
     """
 
-    def __init__(self, loss: Loss, weight: float = 0.3):
-        self.loss, self.weight = loss, weight
+    constraints = {"auxiliary_weight": NOT_NEGATIVE}
 
+    def __init__(self, loss: Loss, auxiliary_weight: float = 0.3):
+        self.loss, self.auxiliary_weight = loss, auxiliary_weight
+
+    metric = property(lambda self: self.loss.metric)
     weighted = property(lambda self: self.loss.weighted)
     ignore_index = property(lambda self: self.loss.ignore_index)
     targets = property(lambda self: self.loss.targets)
 
     def weight(self, target):
-        """As of the loss of one row: each has the same targets."""
+        """Return the weight of these targets, which the main row and the auxiliary rows share."""
         return self.loss.weight(target)
 
     def mask(self, target):
@@ -179,7 +183,7 @@ class AuxiliaryLoss(Loss):
             return self.loss(z, target, total_weight, ctx)
         gz, value = ctx.empty(z.shape, z.dtype), 0.0
         for row in range(z.shape[1]):
-            weight = self.weight if row else 1.0
+            weight = self.auxiliary_weight if row else 1.0
             part, g = self.loss(z[:, row], target, total_weight, ctx)
             value += weight * part
             np.multiply(g, weight, gz[:, row])

@@ -141,7 +141,7 @@ class LBFGS:
         FloatingPointError
             If the loss at the starting point is NaN or infinite.
         """
-        v = self.vectors
+        v, self.done = self.vectors, ""
         if math.isnan(self.loss):
             self.loss = self._evaluate()
             if not math.isfinite(self.loss):

@@ -44,7 +44,7 @@ def _rates(what: str, value: object) -> Mapping[str, float]:
         raise ValueError(
             f"{what} are factors of lr by the names of layers, such as {{'0': 0.1, '2.W': 0}}, given {value!r:.80}"
         )
-    return value
+    return dict(value)  # a copy: changed later, it would not be checked
 
 
 def _names(what: str, value: object) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ def _names(what: str, value: object) -> tuple[str, ...]:
     return value
 
 
-RATE, BELOW_ONE = Number(0, below=math.inf), Number(0, below=1)
+RATE, BELOW_ONE, POSITIVE = Number(0, below=math.inf), Number(0, below=1), Number(above=0, below=math.inf)
 
 
 @dataclass(eq=False, repr=False)
@@ -250,7 +250,7 @@ class SGD(Optimizer):
 class Adagrad(Optimizer):
     """G += g^2; w -= lr g / (sqrt(G) + eps)."""
 
-    constraints = Optimizer.constraints | {"eps": RATE}
+    constraints = Optimizer.constraints | {"eps": POSITIVE}
     _: KW_ONLY
     eps: float = 1e-10
 
@@ -274,7 +274,7 @@ class Adagrad(Optimizer):
 class RMSprop(Optimizer):
     """s = alpha s + (1-alpha) g^2; u = g / (sqrt(s) + eps); w -= lr u, or with v = momentum v + u; w -= lr v."""
 
-    constraints = Optimizer.constraints | {"alpha": BELOW_ONE, "momentum": BELOW_ONE, "eps": RATE}
+    constraints = Optimizer.constraints | {"alpha": BELOW_ONE, "momentum": BELOW_ONE, "eps": POSITIVE}
     lr: float = 0.001
     alpha: float = 0.99
     _: KW_ONLY
@@ -306,7 +306,7 @@ class RMSprop(Optimizer):
 class Adam(Optimizer):
     """m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps), with t = step + 1."""
 
-    constraints = Optimizer.constraints | {"beta1": BELOW_ONE, "beta2": BELOW_ONE, "eps": RATE}
+    constraints = Optimizer.constraints | {"beta1": BELOW_ONE, "beta2": BELOW_ONE, "eps": POSITIVE}
     lr: float = 0.001
     _: KW_ONLY
     beta1: float = 0.9

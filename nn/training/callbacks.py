@@ -49,7 +49,7 @@ class Progress(Callback):
         self.count, self.samples = 0, training.samples
         self.unit = "images" if len(training.trainer.network.in_shape) == 3 else "samples"
         self.steps = f"/{training.epoch_steps}" * (training.epoch_steps > 0)
-        self.done_before = self._done(training)
+        self.done_before, self.shown = self._done(training), training.epoch
 
     def on_step(self, training, loss):
         now = time.perf_counter()
@@ -70,7 +70,14 @@ class Progress(Callback):
         now = time.perf_counter()
         if now - self.last < self.every_epoch and training.epoch < training.epochs:
             return
-        self.last = now
+        self._show_epoch(training, record)
+
+    def on_end(self, training):
+        if not self.quiet and training.history and self.shown < training.epoch:  # stopped before the last epoch
+            self._show_epoch(training, training.history[-1])
+
+    def _show_epoch(self, training: Training, record: dict) -> None:
+        self.last, self.shown = time.perf_counter(), training.epoch
         scores = f"validation loss {record['validation_loss']:.4f}  " if "validation_loss" in record else ""
         scores += f"accuracy {record['validation_accuracy']:7.2%}  " if "validation_accuracy" in record else ""
         self.say(
@@ -165,7 +172,7 @@ class ExpertLoad(Callback):
         if not self.layers:
             return
         self.steps[self.span] = training.trainer.steps
-        self.span = training.batch * self.SPANS // max(self.SPANS, len(training.train))
+        self.span = min(self.SPANS - 1, training.batch * self.SPANS // max(self.SPANS, training.epoch_steps))
 
     def on_epoch(self, training, record):
         if not self.layers:
@@ -185,8 +192,9 @@ class ExpertLoad(Callback):
         self._clear()
 
     def on_end(self, training):
-        if self.layers:
-            training.trainer.ctx.network_context.on_routing = None
+        training.trainer.ctx.network_context.on_routing = None
+
+    on_abort = on_end
 
 
 def _innermost(layer):

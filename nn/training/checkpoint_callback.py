@@ -36,12 +36,14 @@ class Termination:
     def __exit__(self, *exception) -> None:
         self.stop()
 
-    def start(self) -> None:
-        """Handle these signals from now on; only the main thread of a process can."""
+    def start(self) -> bool:
+        """Handle these signals from now on; only the main thread of a process can. Return whether this call began."""
+        before = bool(self._before)
         if threading.current_thread() is threading.main_thread() and not self._before:
             for number in (signal.SIGTERM, signal.SIGHUP):
                 if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._ask) or signal.SIG_DFL
+        return bool(self._before) and not before
 
     def stop(self) -> None:
         """Put back the handlers of before."""
@@ -95,14 +97,14 @@ class KeepCheckpoints(Callback):
             raise ValueError(f"KeepCheckpoints: steps must be a number of steps, or None, given {steps!r:.80}")
         self.checkpoints, self.steps, self.background, self.termination = checkpoints, steps, background, termination
         self.best = None if best is None else BestEpoch("KeepCheckpoints", best, mode)
-        self.writer = None
+        self.writer, self._handles_signals = None, False
 
     def on_begin(self, training):
         if self.best is not None:
             self.best.begin(training)
         self.writer = training.trainer.checkpoint_writer(self.checkpoints, self.background)
         if self.termination:
-            self.termination.start()
+            self._handles_signals = self.termination.start()
 
     def on_step(self, training, loss):
         if saves := bool(self.steps) and training.trainer.steps % self.steps == 0:
@@ -120,6 +122,10 @@ class KeepCheckpoints(Callback):
         self.finish()
         self._poll(training, True)
         if self.termination:
+            self.termination.stop()
+
+    def on_abort(self, training):
+        if self._handles_signals:  # else whoever started the termination before may go on, as recovery does
             self.termination.stop()
 
     def finish(self) -> None:

@@ -31,7 +31,7 @@ from nn.metrics import Measures, as_metrics
 from nn.optim.learning_rates import Cosine, Polynomial, Warmup
 from nn.training.batches import batches, refuse_lone_samples
 from nn.training.callbacks import Progress, is_interactive
-from nn.training.trainer import NonFiniteLoss, Trainer
+from nn.training.trainer import NonFiniteLoss, Trainer, check_rates
 from nn.training.training import Callback, Training, check_progress
 
 Samples = Data | Loader | Dataset | tuple | list | Iterable  # also what has a Loader's `epoch`
@@ -88,8 +88,8 @@ def fit(
     validation : as train, or None
         Evaluated after every epoch, each shard by its own process. Callbacks may choose by the scores.
     schedule : callable or None
-        Maps the step of this call, from 0, to a learning rate; None leaves the optimizer's. A `Plateau` is a schedule
-        and a callback, and need not be given twice.
+        Maps the step of this call, from 0, to a learning rate; None leaves the optimizer's, which is there again after
+        training. A `Plateau` is a schedule and a callback, and need not be given twice.
     progress : dict or None
         `Training.progress()` of the run to continue; load its state into the trainer first (load_state_dict).
     accumulate : int
@@ -110,6 +110,8 @@ def fit(
     """
     refuse_others("fit", others, INSTEAD)
     _check_trainer("fit", trainer)
+    optimizer = trainer.optimizer
+    check_rates(trainer.network, {**optimizer.rates, **dict.fromkeys(optimizer.frozen, 0.0)})
     for name, value, least in (("epochs", epochs, 0), ("accumulate", accumulate, 1)):
         if not isinstance(value, (int, np.integer)) or value < least:
             raise ValueError(f"fit: {name} must be a whole number, at least {least}, given {value!r:.80}")
@@ -140,15 +142,24 @@ def fit(
         training.first_step, training.first_epoch = trainer.steps, -(-trainer.steps // max(1, training.epoch_steps))
     if schedule:
         _check_schedule(schedule, training)
-    with _measuring(trainer, metrics):
+    rate = optimizer.lr
+    try:
+        with _measuring(trainer, metrics):
+            for callback in callbacks:
+                callback.on_begin(training)
+            while training.epoch < epochs and not training.stop:
+                _epoch(training, callbacks, schedule, accumulate)
+            for callback in callbacks:
+                callback.on_end(training)
+            if test is not None:
+                training.result = trainer.scores(test)
+    except BaseException:
         for callback in callbacks:
-            callback.on_begin(training)
-        while training.epoch < epochs and not training.stop:
-            _epoch(training, callbacks, schedule, accumulate)
-        for callback in callbacks:
-            callback.on_end(training)
-        if test is not None:
-            training.result = trainer.scores(test)
+            callback.on_abort(training)
+        raise
+    finally:
+        if schedule:
+            optimizer.lr = rate  # not the schedule's last one: a next call without a schedule would train with that
     return training
 
 

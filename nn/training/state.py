@@ -19,7 +19,7 @@ from nn.optim.optimizers import Optimizer
 from nn.training.loss_scale import LossScale
 from nn.training.state_files import LazyState
 
-MAX_STEPS = 1 << 53  # of a checkpoint: a float64 counts exactly up to here
+LARGEST_COUNT = 1 << 53  # of steps, epochs, samples, seconds: a float64 counts exactly up to here
 PRIVATE = "exchange/", "compress/"  # prefixes of entries that only the kind of trainer that wrote them reads
 
 
@@ -51,7 +51,7 @@ def check_state(expected: dict[str, tuple[tuple[int, ...], np.dtype]], state: Ma
         other, its = kind
         if kind != (shape, dtype):
             return f"checkpoint entry {name}: expected {dtype}{shape}, given {its}{other}"
-    if "steps" in expected and not 0 <= int(state["steps"]) <= MAX_STEPS:
+    if "steps" in expected and not 0 <= int(state["steps"]) <= LARGEST_COUNT:
         return f"checkpoint entry steps: expected the number of steps made, given {int(state['steps'])}"
     return ""
 

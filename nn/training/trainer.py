@@ -402,6 +402,11 @@ class Trainer(Closed):
             raise TypeError(f"step: total_weight is the sum of loss.weight(y), given {total_weight!r:.80}")
         if not 0 <= total_weight < math.inf:
             raise ValueError(f"step: total_weight must be in [0, inf), given {total_weight}")
+        if not total_weight and len(x) and (own := self.weight(y)):
+            raise ValueError(
+                f"step: total_weight is 0, but the targets of this shard weigh {own}: give the sum of loss.weight(y) "
+                "over the global batch"
+            )
         return float(total_weight)
 
     def mean_over(self, total: int) -> float:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from nn.arguments import Closed
 from nn.metrics import direction
+from nn.training.state import LARGEST_COUNT
 from nn.training.trainer import Trainer
 
-LARGEST_COUNT = 1 << 53  # of epochs, batches, samples, seconds: a float64 counts exactly up to here
 PROGRESS = ("epoch", "batch", "loss_sum", "samples", "seconds", "history", "weight", "first_epoch", "first_step")
 
 
@@ -108,6 +108,9 @@ class Callback:
 
     def on_end(self, training: Training) -> None:
         """Called after the last epoch, before the test data are evaluated."""
+
+    def on_abort(self, training: Training) -> None:
+        """Called where training ends with an error: undo what `on_begin` has changed outside of this callback."""
 
 
 def check_progress(progress: Mapping, batches: int | None = None) -> None:

@@ -196,7 +196,7 @@ INSTEAD = {
     "StepLR": (lambda t: nn.schedules.StepLR, AttributeError, r"nn\.schedules\.Step\(lr, every\)"),
     "ModelCheckpoint": (lambda t: nn.callbacks.ModelCheckpoint, AttributeError, "KeepCheckpoints"),
     "resnet18": (lambda t: nn.models.resnet18, AttributeError, r"did you mean nn\.models\.resnet"),
-    "F1": (lambda t: nn.metrics.F1, AttributeError, r"nn\.metrics\.Metric\(function"),
+    "F1": (lambda t: nn.metrics.F1, AttributeError, r"mean over rows"),
     "CrossEntropy": (lambda t: nn.losses.CrossEntropy, AttributeError, r"did you mean nn\.(losses\.)?CrossEntropyLoss"),
     "kaiming": (lambda t: nn.initializers.kaiming_normal_, AttributeError, r"nn\.initializers\.he$"),
     "nothing like it": (lambda t: nn.Zzz, AttributeError, r"nn has no 'Zzz': dir\(nn\) lists what there is$"),

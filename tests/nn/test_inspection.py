@@ -165,7 +165,7 @@ def test_profile_times_each_layer_alone_and_leaves_no_clock_behind(monkeypatch):
     text = inspection.profile_table(rows)
     assert re.search(r"^1\.0 +Slow\(\) +3000\.000 +5000\.000 +33\.3%$", text, re.MULTILINE)
     assert all(np.array_equal(before[name], array) for name, array in trainer.state_dict().items())
-    for layer in inspection._all(trainer.network.root):
+    for layer in inspection.all_layers(trainer.network.root):
         assert not {"forward", "backward"} & vars(layer).keys()
     assert isinstance(trainer.loss, CrossEntropyLoss) and "apply" not in vars(trainer.optimizer)
 

@@ -217,3 +217,18 @@ def test_wrong_options_are_named():
             LBFGS(vectors, lambda: 0.0, **options)
     with pytest.raises(ValueError, match="flat and alike"):
         Vectors(np.zeros(3), np.zeros(3, np.float32))
+
+
+def test_goes_on_after_the_minimum_of_another_function():
+    goal, w, g = np.ones(3), np.zeros(3), np.zeros(3)
+
+    def evaluate():
+        g[:] = w - goal
+        return 0.5 * float(g @ g)
+
+    lbfgs = LBFGS(Vectors(w, g), evaluate)
+    lbfgs.minimize(50)
+    assert "a minimum" in lbfgs.done
+    goal[:], lbfgs.loss = (5.0, -3.0, 100.0), math.nan
+    lbfgs.minimize(50)
+    np.testing.assert_allclose(w, goal, rtol=1e-5)

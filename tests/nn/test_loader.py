@@ -264,3 +264,21 @@ def test_virtual_shards_are_dealt_whole(n, batch, virtual, count):
         assert set(np.cumsum([len(part) for part in parts])) <= set(cut[step])
     with pytest.raises(ValueError, match="virtual >= count"):
         Loader(data, batch, shard=(0, 2, 1))
+
+
+class Negated(Dataset):
+    def batch(self, indices=slice(None), dtype=None):
+        x, y = super().batch(indices, dtype)
+        return -x, y
+
+
+def test_a_transform_that_would_skip_the_data_sets_own_batch_is_refused():
+    data = Negated(np.ones((4, 2)), np.zeros(4, int))
+    assert (next(iter(Loader(data, 4)))[0] == -1).all()
+    with pytest.raises(TypeError, match=r"would never call Negated\.batch: define raw"):
+        Loader(data, 4, transform=lambda x, keys: x)
+
+
+def test_sizes_of_numpy_become_python_numbers():
+    loader = Loader(numbered(8), np.int64(4), np.int64(1))
+    assert type(loader.batch) is int and type(loader.seed) is int

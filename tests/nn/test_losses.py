@@ -218,3 +218,31 @@ def test_names():
     assert repr(CrossEntropyLoss(label_smoothing=0.1, class_weights=[1, 2], ignore_index=-1)) == (
         "CrossEntropyLoss(label_smoothing=0.1, class_weights=[1.0, 2.0], ignore_index=-1)"
     )
+
+
+@pytest.mark.parametrize(
+    "loss", [NLLLoss(ignore_index=-1), CrossEntropyLoss(ignore_index=-1), CrossEntropyLoss(class_weights=[0, 1, 1])]
+)
+def test_minus_infinity_in_a_row_without_weight_counts_nothing(loss):
+    z, target = np.log([[0.5, 0.25, 0.25], [0.2, 0.3, 0.5]]), np.array([1, 0 if loss.ignore_index is None else -1])
+    expected, gradient = loss(z.copy(), target, 1.0, RUN)
+    gradient = gradient.copy()
+    z[1, 0] = -np.inf
+    value, gz = loss(z, target, 1.0, RUN)
+    assert value == pytest.approx(expected, rel=1e-12) and np.isfinite(gz).all()
+    np.testing.assert_allclose(gz[0], gradient[0], rtol=1e-12)
+    z[1] = np.nan
+    assert np.isnan(loss(z, target, 1.0, RUN)[0]), "control: NaN is still noticed"
+
+
+def test_smoothing_leaves_out_minus_infinity_of_ignored_rows():
+    z, target = np.array([[1.0, 2.0, 3.0], [-np.inf, 0.0, 0.0]]), np.array([1, -1])
+    loss = CrossEntropyLoss(label_smoothing=0.1, ignore_index=-1)
+    assert loss(z, target, 1.0, RUN)[0] == pytest.approx(loss(z[:1], target[:1], 1.0, RUN)[0], rel=1e-12)
+
+
+def test_class_weights_are_a_copy():
+    weights = np.ones(3)
+    loss = CrossEntropyLoss(class_weights=weights)
+    weights[:] = -1
+    assert (loss.class_weights == 1).all()

@@ -63,3 +63,10 @@ def test_an_encoder_learns_to_tell_hidden_ids():
     )
     training = nn.fit(trainer, nn.Loader(data, 20), 30, validation=nn.Loader(data, 200, shuffle=False))
     assert training.history[-1]["validation_accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int64])
+def test_large_ids_are_targets_without_wrapping(kind):
+    ids = np.full((3, 8), 40_000, kind)
+    hidden = masked(nn.data.Dataset(ids, ids, classes=50_000), 0.5)
+    assert set(hidden.y.ravel().tolist()) == {-1, 40_000}

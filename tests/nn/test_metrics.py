@@ -337,3 +337,20 @@ def test_metrics_are_appended_and_never_half_a_line(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="7 of 20 bytes"):
         callbacks.append_or_nothing(path, b"x" * 20)
     assert path.read_bytes() == before
+
+
+def test_of_equal_outputs_the_first_counts_as_in_accuracy():
+    z, y = np.zeros((30, 3)), np.arange(30) % 3
+    assert nn.metrics.TopKAccuracy(1).sums(z, y) == nn.metrics.Accuracy().sums(z, y) == (10, 30)
+    assert nn.metrics.TopKAccuracy(2).sums(z, y) == (20, 30)
+
+
+def test_a_metric_of_one_number_is_refused():
+    """Its mean over batches would depend on how the samples are cut."""
+    right = nn.metrics.Metric(lambda z, y: (z.argmax(axis=1) == y).mean(), "max", "right")
+    with pytest.raises(ValueError, match=r"metric right: .*a value for each row, given one number for 48 rows"):
+        nn.evaluate(trainer(), (X, Y), metrics=right)
+
+
+def test_perplexity_of_nan_is_nan():
+    assert np.isnan(nn.metrics.Perplexity().result(float("nan"))) and nn.metrics.Perplexity().result(1e4) == np.inf

@@ -352,3 +352,14 @@ def test_numbers_out_of_range_are_refused_by_name(spec, shape, words):
 def test_switches_are_0_and_1_in_names():
     one = models.transformer((8,), 10, 16, 4, 1, tied=True)
     assert one.name == "transformer:16,4,1,tied=1" and one.layout.count == build(one.name, (8,), 10).layout.count
+
+
+def test_auxiliary_loss_of_a_weighted_loss_trains():
+    """Its own factor and the weight of targets have different names."""
+    network = Network(Auxiliary(Linear(4, 3), Linear(4, 3)), (4,), np.float64)
+    x, y = np.random.default_rng(0).standard_normal((5, 4)), np.array([0, 1, -1, 2, 0])
+    loss = AuxiliaryLoss(CrossEntropyLoss(ignore_index=-1))
+    one, kept = Trainer(network, loss, SGD(0.1)), y >= 0
+    other = Trainer(network, AuxiliaryLoss(CrossEntropyLoss()), SGD(0.1))
+    assert loss.weight(y) == 4
+    assert one.step(x, y) == pytest.approx(other.step(x[kept], y[kept]), rel=1e-12)

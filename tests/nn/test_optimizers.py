@@ -279,3 +279,10 @@ def test_wrong_hyper_parameters_are_named():
         with pytest.raises(ValueError, match=name):
             make()
     assert sorted(registered("optimizer")) == ["adagrad", "adam", "adamw", "lamb", "lars", "rmsprop", "sgd"]
+
+
+def test_rates_are_a_copy():
+    rates = {"0": 0.5}
+    optimizer = SGD(0.1, rates=rates)
+    rates["0"] = -1
+    assert optimizer.rates == {"0": 0.5}

@@ -168,3 +168,12 @@ def test_wrong_arguments_and_shapes_are_refused():
     for shape in ((5,), (4, 6), (0, 5)):
         with pytest.raises(nn.ShapeError, match=r"layer 0 .*expects sequences \(steps, 5\)"):
             nn.Network(nn.Sequential(nn.LSTM(5, 4)), shape)
+
+
+def test_forget_bias_is_not_added_to_the_callers_array():
+    bias = np.zeros(8)
+    for _ in range(2):
+        network = nn.Network(nn.LSTM(2, 2, bias_init=lambda rng, shape: bias, forget_bias=1.0), (3, 2))
+        trainer = nn.Trainer(network, nn.MSELoss(), nn.SGD(0.1))
+    assert not bias.any() and trainer.network.root.forget_bias == 1
+    assert trainer.p.b.tolist() == [0, 0, 1, 1, 0, 0, 0, 0]

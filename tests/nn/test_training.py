@@ -2,12 +2,14 @@
 
 import json
 import math
+import signal
 
 import numpy as np
 import pytest
 
 import nn
 from nn.training.callbacks import BestEpoch, Callback
+from nn.training.checkpoint_callback import Termination
 
 
 def data(n=50, seed=0, dtype=np.float64):
@@ -351,3 +353,64 @@ def test_progress_tells_no_time_left_where_nothing_was_trained():
     nn.fit(trainer(), loader(), 1, [last])
     nn.fit(trainer(), loader(), 2, [nn.Progress(every=math.inf, say=lines.append)], progress=last.progress)
     assert len(lines) == 2 and lines[0].endswith("/s") and lines[1].endswith("  0 s left"), lines
+
+
+class Interrupts(Callback):
+    def on_step(self, training, loss):
+        raise KeyboardInterrupt
+
+
+def test_an_error_in_fit_leaves_nothing_behind(tmp_path):
+    """`on_abort` of each callback undoes what its `on_begin` has changed elsewhere."""
+    network = nn.Network(nn.Residual(nn.MixtureOfExperts(6, 2, top=1)), (6,), np.float64)
+    t, before = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(0.1)), signal.getsignal(signal.SIGTERM)
+    saves = nn.KeepCheckpoints(nn.Checkpoints(tmp_path), termination=Termination())
+    with pytest.raises(KeyboardInterrupt):
+        nn.fit(t, loader(), 1, [nn.callbacks.ExpertLoad(), saves, Interrupts()], schedule=nn.schedules.Step(0.5, 1))
+    assert t.ctx.network_context.on_routing is None and signal.getsignal(signal.SIGTERM) is before
+    assert t.optimizer.lr == 0.1
+
+
+def test_a_termination_that_was_started_before_fit_outlasts_an_error(tmp_path):
+    """Recovery, which calls fit again, can still be asked to end."""
+    before = signal.getsignal(signal.SIGTERM)
+    with Termination() as termination:
+        termination.start()
+        saves = nn.KeepCheckpoints(nn.Checkpoints(tmp_path), termination=termination)
+        with pytest.raises(KeyboardInterrupt):
+            nn.fit(trainer(), loader(), 1, [saves, Interrupts()])
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_rate_is_the_optimizers_again_after_a_schedule():
+    t = trainer(lr=0.3)
+    first = nn.fit(t, loader(), 2, schedule=nn.schedules.Exponential(0.2, 0.5))
+    assert first.history[-1]["lr"] < 0.2 and t.optimizer.lr == 0.3
+    assert nn.fit(t, loader(), 1).history[-1]["lr"] == 0.3
+
+
+def test_progress_shows_the_last_epoch_after_an_early_stop():
+    lines = []
+    progress = nn.Progress(every=1e9, say=lines.append, every_epoch=1e9)
+    training = nn.fit(trainer(lr=0.0), loader(), 9, [nn.EarlyStopping(2, "validation_loss"), progress], loader())
+    assert training.epoch == 3 and [line.split("  ")[0] for line in lines] == ["epoch 3/9"]
+
+
+def test_expert_load_takes_batches_without_a_length():
+    class Batches:
+        def epoch(self, epoch, start=0):
+            yield from loader().epoch(epoch, start)
+
+    network = nn.Network(nn.Residual(nn.MixtureOfExperts(6, 2, top=1)), (6,), np.float64)
+    t = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(0.1))
+    record = nn.fit(t, Batches(), 1, [nn.callbacks.ExpertLoad()]).history[0]
+    assert record["experts"]["body"]["step"] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_weight_of_zero_for_targets_that_count_is_refused():
+    t = nn.Trainer(trainer().network, nn.CrossEntropyLoss(ignore_index=-1), nn.SGD(0.1))
+    x, y = data().x[:3], data().y[:3]
+    with pytest.raises(ValueError, match=r"total_weight is 0, but the targets of this shard weigh 3"):
+        t.step(x, y, total_weight=0)
+    assert t.step(x, np.full(3, -1), total_weight=0) == 0

@@ -6,6 +6,7 @@ import pytest
 import nn
 from nn.data import Dataset
 from nn.data.dataset import DataError
+from nn.models.googlenet import AuxiliaryLoss
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((40, 6, 6, 1)).astype(np.float32)
@@ -19,6 +20,12 @@ def network():
 
 def trainer(seed=3):
     return nn.Trainer(network(), nn.CrossEntropyLoss(), nn.SGD(lr=0.1), seed)
+
+
+def misnamed(setting, value):
+    one = trainer()
+    setattr(one.optimizer, setting, value)
+    nn.fit(one, (X, Y), 1)
 
 
 class Count(nn.Callback):
@@ -247,6 +254,19 @@ WRONG = {
     "text for masked": (lambda: nn.MaskedCrossEntropyLoss("a"), TypeError, "masked must be a whole number, given 'a'"),
     "lr below 0": (lambda: nn.SGD(lr=np.float32(-1)), ValueError, r"SGD: lr must be in \[0, inf\), given -1\.0"),
     "beta above 1": (lambda: nn.Adam(0.1, beta1=np.float32(1.5)), ValueError, r"beta1 must be in \[0, 1\), given 1\.5"),
+    "eps of 0": (lambda: nn.Adam(eps=0.0), ValueError, r"Adam: eps must be in \(0, inf\), given 0\.0"),
+    "no eps": (lambda: nn.RMSprop(eps=0), ValueError, r"RMSprop: eps must be in \(0, inf\), given 0"),
+    "half an id": (lambda: nn.Embedding(9, 4, padding=2.5), TypeError, "Embedding: padding .*whole number, given 2.5"),
+    "two paddings": (
+        lambda: nn.Network(nn.Parallel(nn.Embedding(9, 4, padding=0), nn.Embedding(9, 4, padding=8)), (3,)),
+        ValueError, "have the paddings 0, 8, and attention has one padding mask",
+    ),
+    "negative shape": (lambda: nn.Network(nn.ReLU(), (-3,)), ValueError, r"no negative size, given \(-3,\)"),
+    "factor below 0": (
+        lambda: AuxiliaryLoss(nn.CrossEntropyLoss(), -0.3), ValueError, "auxiliary_weight must be at least 0, given -0"
+    ),
+    "rate of no layer": (lambda: misnamed("rates", {"typo": 0.5}), ValueError, "no parameter .* is called 'typo'"),
+    "frozen no layer": (lambda: misnamed("frozen", ("typo",)), ValueError, "no parameter .* is called 'typo'"),
     "text for lr": (lambda: nn.SGD(lr="0.1"), TypeError, "SGD: lr must be a number, given '0.1'"),
 }  # fmt: skip
 

@@ -136,7 +136,7 @@ class Coordinated(GradientSync):
         algorithm, coordinator = self.algorithm, self.coordinator
         coordinator.chunks = chunks
         if not same:
-            algorithm.loss, algorithm.done = math.nan, ""
+            algorithm.loss = math.nan
         try:
             algorithm.step()
             loss = algorithm.start
