@@ -290,15 +290,15 @@ class Communicator(MPI.Intracomm):
 
     def Dup(self, info: MPI.Info = MPI.INFO_NULL, progress: bool | None = None) -> "Communicator":
         """Return a communicator of the same ranks and settings, `progress` apart where that is given (collective)."""
-        return self._like(self._waiting(super().Dup, info), progress)
+        return self._like(self._after_pending(super().Dup, info), progress)
 
     def Clone(self) -> "Communicator":
         """Return a communicator of the same ranks and settings (collective)."""
-        return self._like(self._waiting(super().Clone))
+        return self._like(self._after_pending(super().Clone))
 
     def Split(self, color: int = 0, key: int = 0) -> "Communicator":
         """Return a communicator of the ranks of one color, in order of their keys (collective)."""
-        return self._like(self._waiting(super().Split, color, key))
+        return self._like(self._after_pending(super().Split, color, key))
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> MPI.Intracomm:
         """Return a communicator of the ranks of a group (collective over the group)."""
@@ -364,7 +364,7 @@ class Communicator(MPI.Intracomm):
         self._prepared()
         if not self._planner.selection.memory:
             return np.zeros(shape, dtype)
-        return self._waiting(self._shared, shape, dtype)
+        return self._after_pending(self._shared, shape, dtype)
 
     def _shared(self, shape, dtype):
         selection, array = self._planner.selection, self._planner.window.empty(shape, dtype)
@@ -474,7 +474,7 @@ class Communicator(MPI.Intracomm):
         self._prepared()
         if self._broken:
             raise Aborted(self._broken)
-        return self._waiting(compile_rounds, self._planner, rounds, op, buffers, computations or {})
+        return self._after_pending(compile_rounds, self._planner, rounds, op, buffers, computations or {})
 
     def Run(self, plan, name: str = "") -> None:
         """Carry out a plan of `compile`, once; every rank its own, in the same order. `name` is for the watchdog.
@@ -488,7 +488,7 @@ class Communicator(MPI.Intracomm):
         """
         if self._broken:
             raise Aborted(self._broken)
-        self._waiting(plan)
+        self._after_pending(plan)
 
     def Irun(self, plan, name: str = ""):
         """Begin a plan of `compile`. Returns its request, as Iallreduce does.
@@ -507,10 +507,10 @@ class Communicator(MPI.Intracomm):
         if self._planner is None:
             with_progress(self._prepare)
 
-    def _waiting(self, call, *args, **kwargs):
-        """What a call returns that waits for all ranks of this communicator: what they have begun here is done first.
+    def _after_pending(self, call, *args, **kwargs):
+        """Finish what is in flight here, then make a call that waits for all ranks of this communicator: its result.
 
-        A rank may wait for that before it comes; and what is in flight elsewhere moves meanwhile.
+        Other ranks may wait for what is in flight before they come; what is in flight elsewhere moves meanwhile.
         """
         if not in_flight:
             return call(*args, **kwargs)
@@ -521,7 +521,7 @@ class Communicator(MPI.Intracomm):
     def _collective(self, build, algorithm, key_args, *buffers, keep=True):
         """Carry out a collective, which `build` plans: behind those that are in flight, which move meanwhile."""
         if in_flight:
-            return self._waiting(self._carry_out, build, algorithm, key_args, buffers, keep)
+            return self._after_pending(self._carry_out, build, algorithm, key_args, buffers, keep)
         return self._carry_out(build, algorithm, key_args, buffers, keep)
 
     def _carry_out(self, build, algorithm, key_args, buffers, keep):
@@ -550,7 +550,7 @@ class Communicator(MPI.Intracomm):
             self._cache.put(key, plan)
             usual = build is plan_reductions.allreduce and algorithm is None and key_args == (MPI.SUM,)
             if usual and plan is not NATIVE and buffers[0] is MPI.IN_PLACE and type(buffers[1]) is np.ndarray:
-                self._cache.known.note(buffers[1], plan)  # for a shortcut
+                self._cache.known.register(buffers[1], plan)  # for a shortcut
         return plan
 
     def _start(self, build, algorithm, key_args, *buffers, keep=True):
@@ -586,7 +586,7 @@ class Communicator(MPI.Intracomm):
             key_args = self._recvcounts(key_args[0], buffers[1]), *key_args[1:]
         name, operation = PLANNED_BY[build]
         requested = self._planner.requested_in_flight(operation, algorithm)
-        plan = self._waiting(self._new, None, build, requested, key_args, buffers)
+        plan = self._after_pending(self._new, None, build, requested, key_args, buffers)
         if plan is NATIVE:
             return getattr(MPI.Intracomm, f"{name}_init")(self, *buffers, *key_args)
         calls = self.calls if self._watchdog else None
@@ -752,7 +752,7 @@ def run(
         communicator.release()
 
 
-def waiting(name):
+def after_pending(name):
     """Return a collective of the MPI library's own, which lets ours finish first."""
     own = getattr(MPI.Intracomm, name)
 
@@ -760,7 +760,7 @@ def waiting(name):
     def method(self, *args, **kwargs):
         if not in_flight:
             return own(self, *args, **kwargs)
-        return self._waiting(own, self, *args, **kwargs)
+        return self._after_pending(own, self, *args, **kwargs)
 
     return method
 
@@ -768,4 +768,4 @@ def waiting(name):
 LIBRARY = "Alltoallw Create Split_type Create_cart Create_graph Create_dist_graph Create_dist_graph_adjacent"
 OF_OBJECTS = "allgather allreduce alltoall barrier bcast exscan gather reduce scan scatter"
 for name in (*LIBRARY.split(), *OF_OBJECTS.split()):
-    setattr(Communicator, name, waiting(name))
+    setattr(Communicator, name, after_pending(name))

@@ -99,7 +99,7 @@ class Doing(NamedTuple):
 
 
 class Calls:
-    """How many calls of a communicator that wait for other ranks have begun, and the one that it is in."""
+    """A communicator's calls that wait for other ranks: how many have begun, and which one it is in."""
 
     instances: list[weakref.ref] = []  # of all communicators of this process
 

@@ -49,29 +49,29 @@ def exclusive(rank, size, count):
 
 def by_doubling(rank, size, count, first):
     """Sums of groups twice as large in every round. The `first` one from the left is added to x, or takes its place."""
-    yield begin(rank, size, count)
+    yield start_group(rank, size, count)
     into_x = first
     for peer, mine, theirs in exchanges(rank, size):
-        yield from swap(rank, peer, mine, theirs, count)
+        yield from exchange_sums(rank, peer, mine, theirs, count)
         to_x = [into_x("x", 0, count, "in", 0)] if peer < rank else []
         into_x = Reduce if to_x else into_x
-        yield *to_x, *to_group(rank, peer, mine, count)
+        yield *to_x, *add_to_group(rank, peer, mine, count)
 
 
-def begin(rank, size, count):
+def start_group(rank, size, count):
     """The group is this rank alone, if it will send its sum to any rank."""
     sends = any(peer > rank or theirs for peer, _, theirs in exchanges(rank, size))
     return (Copy("tmp", 0, count, "x", 0),) if sends else ()
 
 
-def swap(rank, peer, mine, theirs, count):
+def exchange_sums(rank, peer, mine, theirs, count):
     """Partners exchange "tmp" as far as the one on the right, whose x needs it, or a later group does."""
     give = [Send(peer, "tmp", 0, count)] if peer > rank or theirs else []
     take = [Recv(peer, "in", 0, count)] if peer < rank or mine else []
     yield *give, *take
 
 
-def to_group(rank, peer, mine, count):
+def add_to_group(rank, peer, mine, count):
     return [Reduce("tmp", 0, count, "in", 0, operand_left=peer < rank)] if mine else []
 
 

@@ -142,7 +142,7 @@ def _arrow(ax, topology: Topology, places: dict, channel: int, colour, width: fl
 
 
 def busy_shares(network: Network, priced: Price) -> list[float]:
-    """Of every channel the part of the time in which it would carry at full rate what it has carried."""
+    """Return the share of the time in which each channel, at its full rate, would carry what it has carried."""
     widths = [channel.bandwidth for channel in _topology_of(network).channels]
     return [min(1.0, n / (width * priced.seconds)) for n, width in zip(priced.traffic, widths, strict=True)]
 

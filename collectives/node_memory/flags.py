@@ -47,7 +47,7 @@ def signature_of(text: str) -> tuple[int, int]:
 class Word(IntEnum):
     """What each word of a rank's line is for; the next one too where a comment says so."""
 
-    BARRIER = 0  # and 1, by turns
+    BARRIER = 0  # and 1, alternating
     USER = 2  # and four more: for the window's owner (`publish`, `wait_until`, `read_all`)
     NUMBER = 7  # on the first rank's line: the next one to `claim`
     ABORTED = 8  # that the rank has ended a call early, and that the cause can be read

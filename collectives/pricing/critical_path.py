@@ -48,13 +48,13 @@ class Waits:
     def __str__(self):
         total = self.messages + self.ports + self.ranks + self.barriers
 
-        def told(*parts):
+        def phrases(*parts):
             return [f"{1e6 * seconds:.3g} us {name}" for seconds, name in parts if seconds > 0.005 * total]
 
         least, most = min(self.lengths, default=0), max(self.lengths, default=0)
         length = f"{most:,}" if least == most else f"{least:,} to {most:,}"
-        within = ", ".join(told((self.sums, "sums"), (self.copies, "copies")))
-        parts = told(
+        within = ", ".join(phrases((self.sums, "sums"), (self.copies, "copies")))
+        parts = phrases(
             (self.messages, f"messages ({len(self.lengths)} of {length} bytes)"),
             (self.ports, "busy ports or late receives"),
             (self.ranks, "work of ranks" + f" ({within})" * bool(within)),

@@ -10,19 +10,19 @@ from collectives.pricing.topology import Topology
 CUT = ("allgather", "reduce_scatter", "allreduce")  # bounded by cuts of a topology
 
 # Factor of n beta that some unit must at least send or receive, n being the whole vector (Chan, Heimlich, Purkayastha,
-# van de Geijn 2007, table 1). Units are ranks, or nodes; `others` is the share of the ranks outside of one unit.
+# van de Geijn 2007, table 1). Units are ranks, or nodes; `outside` is the share of the ranks outside of one unit.
 _TRAFFIC = {
-    "broadcast": lambda units, others: 1.0,
-    "reduce": lambda units, others: 1.0,
-    "scatter": lambda units, others: others,
-    "gather": lambda units, others: others,
-    "allgather": lambda units, others: others,
-    "reduce_scatter": lambda units, others: others,
-    "alltoall": lambda units, others: others,
-    "allreduce": lambda units, others: 2 * (units - 1) / units,
-    "scan": lambda units, others: 1.0,
-    "exscan": lambda units, others: 1.0,
-    "barrier": lambda units, others: 0.0,
+    "broadcast": lambda units, outside: 1.0,
+    "reduce": lambda units, outside: 1.0,
+    "scatter": lambda units, outside: outside,
+    "gather": lambda units, outside: outside,
+    "allgather": lambda units, outside: outside,
+    "reduce_scatter": lambda units, outside: outside,
+    "alltoall": lambda units, outside: outside,
+    "allreduce": lambda units, outside: 2 * (units - 1) / units,
+    "scan": lambda units, outside: 1.0,
+    "exscan": lambda units, outside: 1.0,
+    "barrier": lambda units, outside: 0.0,
 }
 
 

@@ -158,7 +158,7 @@ class Link:
         return max([cost.gap - cost.held for cost in costs if cost.gap - cost.held > cost.gap / 4], default=0.0)
 
     def cost(self, nbytes: float) -> MessageCost:
-        """What a message of so many bytes costs."""
+        """Return the cost of a message of `nbytes` bytes."""
         waits = self.eager is not None and nbytes > self.eager
         if not self.points:
             held = self.gap + nbytes * self.beta
@@ -395,7 +395,7 @@ class Network:
         return dims if dims and math.prod(dims) == size else None
 
     def cost_over(self, route: Route, nbytes: float) -> MessageCost:
-        """What a message of so many bytes costs that is alone on a route of the topology."""
+        """Return the cost of a message of `nbytes` bytes that is alone on a route of the topology."""
         cost = self.between.cost(nbytes)
         if self.between.points:
             slower = max(1.0, 1 / (route.bandwidth * self.between.beta)) if self.between.beta else 1.0

@@ -90,12 +90,12 @@ class Known:
     def __init__(self):
         self.entries: dict[int, tuple] = {}  # id of an array -> dtype, flags, the plan's call, what guards the id
 
-    def note(self, array: np.ndarray, plan: Callable) -> None:
+    def register(self, array: np.ndarray, plan: Callable) -> None:
         """Remember the plan of an array."""
         key, entries = id(array), self.entries
         entries[key] = array.dtype, array.flags.num, plan.__call__, weakref.ref(array, lambda _: entries.pop(key, None))
 
-    def forget(self, plan: Callable) -> None:
+    def unregister(self, plan: Callable) -> None:
         """Let go of a plan that goes, and of no other: an array is noted only when its plan is made."""
         for key in list(self.entries):  # entries may go meanwhile, with their arrays
             entry = self.entries.get(key)
@@ -137,7 +137,7 @@ class PlanCache(dict):
         """Free a plan."""
         plan = self.pop(key)
         self.bytes -= plan.bytes
-        self.known.forget(plan)
+        self.known.unregister(plan)
         plan.free()
 
     def drop_named(self):

@@ -84,7 +84,7 @@ def test_a_plan_that_goes_leaves_the_others_their_shortcut(communicator, comm):
     plans = [plan for key, plan in communicator._cache.items() if key[0] is plan_reductions.allreduce]
     assert id(kept) in known, "found by all that the call is made of, for good"
     assert {id(entry[2].__self__) for entry in known.values()} == set(map(id, plans))
-    communicator._cache.known.forget(known[id(kept)][2].__self__)
+    communicator._cache.known.unregister(known[id(kept)][2].__self__)
     assert id(kept) not in known and len(known) == len(plans) - 1
 
 
