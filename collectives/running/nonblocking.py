@@ -300,19 +300,21 @@ class Queue:
 
     def finish(self, request: Request | None = None) -> None:
         """Return when `request` is done; without one, when nothing is in flight."""
-        waited = Awake()
+        clock = None  # of the time since another communicator was first found to have something in flight, too
         with self.lock:
             self.admit()
             while self.waiting and not (request and request.done):
-                if len(in_flight) == 1 or waited.now() > ALONE:  # such a wait has a limit, and advances the others too
+                alone = len(in_flight) == 1
+                if alone or (clock and clock.now() > ALONE):  # to wait here has a limit, and advances the others too
                     self.inside = True  # a wait in shared memory advances what is in flight, this one too
                     try:
                         first = self.waiting[0]
-                        first.advance(True) if len(in_flight) == 1 else progress.with_progress(first.advance, True)
+                        first.advance(True) if alone else progress.with_progress(first.advance, True)
                     finally:
                         self.inside = False
                     self._end()
                 else:  # another rank may wait for those of other communicators before it comes to this one
+                    clock = clock or Awake()
                     progress.advance_all()
                     os.sched_yield()
 
