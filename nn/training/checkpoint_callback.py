@@ -22,13 +22,13 @@ class Terminated(RuntimeError):
 
 
 class Termination:
-    """A request to end: once started, SIGTERM, or SIGHUP of a closed terminal, sets `asked`.
+    """A request to end: once started, SIGTERM, or SIGHUP of a closed terminal, sets `requested`.
 
     A second signal does what it does elsewhere. SIGHUP is left alone where it is ignored, as by nohup.
     """
 
     def __init__(self):
-        self.asked, self._before = False, {}
+        self.requested, self._before = False, {}
 
     def __enter__(self) -> Termination:
         return self
@@ -37,13 +37,13 @@ class Termination:
         self.stop()
 
     def start(self) -> bool:
-        """Handle these signals from now on; only the main thread of a process can. Return whether this call began."""
-        before = bool(self._before)
-        if threading.current_thread() is threading.main_thread() and not self._before:
-            for number in (signal.SIGTERM, signal.SIGHUP):
-                if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._ask) or signal.SIG_DFL
-        return bool(self._before) and not before
+        """Handle these signals from now on; only the main thread can. Return whether this call installed handlers."""
+        if self._before or threading.current_thread() is not threading.main_thread():
+            return False
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._ask) or signal.SIG_DFL
+        return True
 
     def stop(self) -> None:
         """Put back the handlers of before."""
@@ -51,10 +51,10 @@ class Termination:
             signal.signal(*self._before.popitem())
 
     def _ask(self, number, frame) -> None:
-        if self.asked:
+        if self.requested:
             self.stop()
             signal.raise_signal(number)
-        self.asked = True
+        self.requested = True
 
 
 class KeepCheckpoints(Callback):
@@ -140,7 +140,7 @@ class KeepCheckpoints(Callback):
 
     def _poll(self, training: Training, saved: bool) -> None:
         """Raise errors of the background write; end training after SIGTERM. `saved`: a save was just begun."""
-        if self.writer.poll(self.termination and self.termination.asked, saved):
+        if self.writer.poll(self.termination and self.termination.requested, saved):
             if not saved:
                 self._save(training)
             self.finish()

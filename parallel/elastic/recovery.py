@@ -141,7 +141,7 @@ class Survivor:
         with self.termination:
             self.termination.start()
             while not root.Iprobe(0, DONE):
-                if self.termination.asked:
+                if self.termination.requested:
                     raise Terminated("ended by SIGTERM")
                 time.sleep(IDLE)
         root.Recv(bytearray(0), 0, DONE)

@@ -265,7 +265,7 @@ class Waits(nn.Callback):
     def __init__(self, callbacks):
         (self.termination,) = (each.termination for each in callbacks if isinstance(each, nn.KeepCheckpoints))
     def on_step(self, training, loss):
-        while training.trainer.steps == 7 and not self.termination.asked:
+        while training.trainer.steps == 7 and not self.termination.requested:
             time.sleep(0.01)
 
 resume, fit = training_run.resume, nn.fit

@@ -42,7 +42,7 @@ def then_hold(threads, asked=None):
         on_step(self, training, loss)
         end = time.monotonic() + {2 * PATIENCE}
         if training.trainer.steps == 250 and training.trainer.writer:  # the other ranks wait for it in their sum
-            while not self.termination.asked and time.monotonic() < end:
+            while not self.termination.requested and time.monotonic() < end:
                 time.sleep(0.01)
 
     on_step, checkpoint_callback.KeepCheckpoints.on_step = checkpoint_callback.KeepCheckpoints.on_step, hold
