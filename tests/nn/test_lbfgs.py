@@ -220,15 +220,15 @@ def test_wrong_options_are_named():
 
 
 def test_goes_on_after_the_minimum_of_another_function():
-    goal, w, g = np.ones(3), np.zeros(3), np.zeros(3)
+    goal, scale, w, g = np.ones(3), np.ones(3), np.zeros(3), np.zeros(3)
 
     def evaluate():
-        g[:] = w - goal
-        return 0.5 * float(g @ g)
+        g[:] = scale * (w - goal)
+        return 0.5 * float(g @ (w - goal))
 
     lbfgs = LBFGS(Vectors(w, g), evaluate)
     lbfgs.minimize(50)
     assert "a minimum" in lbfgs.done
-    goal[:], lbfgs.loss = (5.0, -3.0, 100.0), math.nan
+    goal[:], scale[:], lbfgs.loss = (5.0, -3.0, 100.0), (1.0, 5.0, 50.0), math.nan
     lbfgs.minimize(50)
     np.testing.assert_allclose(w, goal, rtol=1e-5)
