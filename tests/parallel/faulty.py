@@ -113,7 +113,7 @@ def patch(kind: str, phase: str) -> None:
         places["checkpoint"] = RanksCheckpointWriter, "save", 3  # of step 6
     if kind == "missing call":
         places |= {"start": (training_run, "agree_on_data", 1), "end": (many, "check_replicas", 1)}
-        places["evaluation"] = sys.modules["nn.training.fit"], "_scores", 2
+        places["evaluation"] = many, "scores", 2
         nothing = {"step": 0.0, "evaluation": {"accuracy": 0.0, "loss": 0.0}}.get(phase)
         replace(*places[phase], lambda real, arguments: nothing)
     elif kind in ("wrong shape", "wrong dtype"):
