@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TypeVar
 
+import numpy as np
 from mpi4py import MPI
 
 T = TypeVar("T")
@@ -67,46 +68,59 @@ def unlink_library_memory(prefix: str = "/dev/shm/mpich_shm_") -> None:
             continue
 
 
-def share_file(comm: MPI.Intracomm, nbytes: int, use: Callable[[int], T], kind: int = 0) -> T:
+def share_file(
+    comm: MPI.Intracomm,
+    nbytes: int,
+    use: Callable[[int], T],
+    kind: int = 0,
+    wait: Callable[[MPI.Request], object] = MPI.Request.Wait,
+) -> T:
     """Return use(descriptor) of a new file that all ranks open (collective); `use` may map it.
 
     Parameters
     ----------
-    comm : the ranks, all on one node, which wait for each other in messages
+    comm : the ranks, all on one node
     nbytes : of the file
     use : what each rank does with its descriptor, which is closed then
     kind : the flag of memfd_create for huge pages, which the system counts apart
+    wait : waits for a request in which all ranks take part; may raise TimeoutError where one does not come
 
     Raises
     ------
     OSError
         On all ranks, where any of them may not have it.
     """
-    handle, location, result, problem = -1, None, None, None
+    handle, result, problem = -1, None, None
+    location = np.zeros(4, np.int64)  # process, descriptor, device and inode of the first rank's file; 0: there is none
     try:
-        if comm.Get_rank() == 0:
-            if not kind:
-                refuse_more_than_there_is(nbytes)
-            handle = os.memfd_create("ringprop", os.MFD_CLOEXEC | kind)
-            os.ftruncate(handle, nbytes)
-            location = f"/proc/{os.getpid()}/fd/{handle}", identity(os.fstat(handle))
-    except OSError as error:
-        problem = error
-    location = comm.bcast(location)
-    try:
-        if location:
-            if comm.Get_rank():
-                handle = open_that(*location)
-            result = use(handle)
-    except OSError as error:
-        problem = error
-    problems = comm.allgather(problem)  # the first rank's file is open until all have it
-    if handle >= 0:
-        os.close(handle)
-    for rank, error in enumerate(problems):
-        if error:
-            need = f"{nbytes / 2**20:.1f} MiB for {comm.Get_size()} ranks"
-            raise OSError(error.errno, f"no shared memory ({need}): rank {rank}: {error.strerror}")
+        try:
+            if comm.Get_rank() == 0:
+                if not kind:
+                    refuse_more_than_there_is(nbytes)
+                handle = os.memfd_create("ringprop", os.MFD_CLOEXEC | kind)
+                os.ftruncate(handle, nbytes)
+                location[:] = os.getpid(), handle, *identity(os.fstat(handle))
+        except OSError as error:
+            problem = error
+        wait(comm.Ibcast(location))
+        process, descriptor, *file = location.tolist()
+        try:
+            if process:
+                if comm.Get_rank():
+                    handle = open_that(f"/proc/{process}/fd/{descriptor}", tuple(file))
+                result = use(handle)
+        except OSError as error:
+            problem = error
+        failed, any_failed = np.array([problem is not None]), np.empty(comm.Get_size(), bool)
+        wait(comm.Iallgather(failed, any_failed))  # the first rank's file is open until all have it
+    finally:
+        if handle >= 0:
+            os.close(handle)
+    if any_failed.any():
+        for rank, error in enumerate(comm.allgather(problem)):
+            if error:
+                need = f"{nbytes / 2**20:.1f} MiB for {comm.Get_size()} ranks"
+                raise OSError(error.errno, f"no shared memory ({need}): rank {rank}: {error.strerror}")
     return result
 
 

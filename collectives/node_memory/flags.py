@@ -195,6 +195,10 @@ class Flags:
         self.fence()
         return there
 
+    def wait_for_request(self, request: MPI.Request, description: str) -> None:
+        """Wait for a message in which all ranks take part, as for a barrier."""
+        self._wait(None, lambda _: request.Test(), description)
+
     def publish(self, word: int, value: int) -> None:
         """Write a word of this rank: a rank that reads it can read everything written before."""
         self.fence()

@@ -104,6 +104,8 @@ class SharedWindow:
             raise
         try:
             slots = self._map(SHIFT + 2 * SLOT_BYTES)
+        except TimeoutError:  # an OSError too; to free the flags is to wait for the rank that has not come
+            raise
         except OSError:
             self.free()
             raise
@@ -174,6 +176,8 @@ class SharedWindow:
         if nbytes >= HUGE_PAGES * (page := huge_page_size()):
             try:
                 return self._map_pages(nbytes, page, HUGE)
+            except TimeoutError:  # an OSError too
+                raise
             except OSError:  # on all ranks alike: there are not enough huge pages
                 pass
         return self._map_pages(nbytes, mmap.PAGESIZE)
@@ -190,7 +194,8 @@ class SharedWindow:
             memory[self.rank] = 0
             return memory
 
-        return share_file(self.comm, total, touched, kind)
+        wait = lambda request: self.flags.wait_for_request(request, "making memory that all ranks see")
+        return share_file(self.comm, total, touched, kind, wait)
 
 
 def shape_of(shape) -> tuple[int, ...]:

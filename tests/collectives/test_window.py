@@ -561,3 +561,16 @@ def test_who_is_told_of_a_death_by_another_rank_knows_it_for_one(comm, monkeypat
         assert revocation.is_rank_death(caught.value) == death
         monkeypatch.setattr(revocation, "_made", None)
         window.free()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_memory_that_a_rank_does_not_come_to_map_ends_in_time(comm, monkeypatch):
+    """A rank that stands still after the barrier, while it opens the file, is named by the other."""
+    from collectives.failures.aborted import Aborted
+    from collectives.node_memory import files, window
+
+    shared, open_that = window.SharedWindow(comm, limit=1.0), files.open_that
+    monkeypatch.setattr(files, "open_that", lambda *location: [time.sleep(3), open_that(*location)][1])
+    error = Aborted if comm.rank else TimeoutError
+    with pytest.raises(error, match="making memory that all ranks see: rank 1 of 2 did not come"):
+        shared.common(1000)
