@@ -17,6 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 T = TypeVar("T")
+UNFINISHED: dict[int, list[np.ndarray]] = {}  # arrays of messages that not all ranks have come to: MPI may yet use them
 
 C_LIBRARY = ctypes.CDLL(None, use_errno=True)
 C_LIBRARY.mmap.restype = ctypes.c_void_p
@@ -92,6 +93,9 @@ def share_file(
     """
     handle, result, problem = -1, None, None
     location = np.zeros(4, np.int64)  # process, descriptor, device and inode of the first rank's file; 0: there is none
+    failed, failures = np.zeros(1, bool), np.zeros(comm.Get_size(), bool)
+    arrays = [location, failed, failures]
+    UNFINISHED[id(arrays)] = arrays
     try:
         try:
             if comm.Get_rank() == 0:
@@ -111,12 +115,14 @@ def share_file(
                 result = use(handle)
         except OSError as error:
             problem = error
-        failed, any_failed = np.array([problem is not None]), np.empty(comm.Get_size(), bool)
-        wait(comm.Iallgather(failed, any_failed))  # the first rank's file is open until all have it
+        failed[0] = problem is not None
+        wait(comm.Iallgather(failed, failures))  # the first rank's file is open until all have it
+        del UNFINISHED[id(arrays)]
     finally:
         if handle >= 0:
             os.close(handle)
-    if any_failed.any():
+    if failures.any():
+        wait(comm.Ibarrier())
         for rank, error in enumerate(comm.allgather(problem)):
             if error:
                 need = f"{nbytes / 2**20:.1f} MiB for {comm.Get_size()} ranks"
