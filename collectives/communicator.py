@@ -143,11 +143,11 @@ class Communicator(MPI.Intracomm):
     has returned, or Test has said True. A persistent one (Allreduce_init) is planned by all ranks, which may wait for
     each other in it: Start begins a run, on what the buffers hold then, Wait and Test end it, Free lets go of the plan;
     `info` is not looked at. Both run what a blocking call runs, but for the library's own, which they take only where
-    "native" is asked for. A nonblocking call runs in node memory if the ranks share some already (`empty`, or a
+    "native" is requested. A nonblocking call runs in node memory if the ranks share some already (`empty`, or a
     blocking call), else by messages, as to make it is to wait for other ranks.
 
     What a reduction gives is what NumPy makes of it, whatever the algorithm and the size: integers wrap, MAX and MIN of
-    a NaN are NaN. The algorithm says in which order operands are combined. "native", where asked for, is the library's.
+    a NaN are NaN. The algorithm says in which order operands are combined. "native", where requested, is the library's.
 
     Raises
     ------
@@ -313,9 +313,9 @@ class Communicator(MPI.Intracomm):
         observed = self._observed or {"watch": 0, "debug": False}
         algorithms = self._planner.selection.algorithms
         settings = {"synchronous": self._planner.synchronous, "memory": self._planner.selection.memory, **observed}
-        made = Communicator(comm, progress=progress, **settings, **algorithms)
-        made._planner.limit = self._planner.limit  # watch=0, where it is given, means to wait for ever
-        return made
+        communicator = Communicator(comm, progress=progress, **settings, **algorithms)
+        communicator._planner.limit = self._planner.limit  # watch=0, where it is given, means to wait for ever
+        return communicator
 
     def release(self):
         """Free the plans and the private duplicate (collective); RuntimeError while collectives are in flight.
@@ -367,7 +367,12 @@ class Communicator(MPI.Intracomm):
         return self._after_pending(self._shared, shape, dtype)
 
     def _shared(self, shape, dtype):
-        selection, array = self._planner.selection, self._planner.window.empty(shape, dtype)
+        selection, window = self._planner.selection, self._planner.window
+        try:
+            array = window.empty(shape, dtype)
+        except (TimeoutError, Aborted) as error:
+            self._abort(error, "")
+            raise
         self._cache.free()  # a plan for private memory does not fit a shared array that now lies at its address
         if not selection.arrays:
             selection.arrays = True
@@ -411,7 +416,7 @@ class Communicator(MPI.Intracomm):
         place = {"node": "on one node", "network": "on a node each", "nodes": "on several nodes"}[selection.place]
         title = f"{operation} of {count:,} {dtype}, {selection.size} ranks {place}"
         if callable(requested):
-            return f"{title}: {getattr(requested, '__name__', requested)}, because asked for", [requested]
+            return f"{title}: {getattr(requested, '__name__', requested)}, because requested", [requested]
         float16, ordered = dtype == np.float16, not op.Is_commutative()
         properties = {
             "shareable": can_share(op, dtype),
@@ -539,7 +544,7 @@ class Communicator(MPI.Intracomm):
             plan.free()
 
     def _new(self, key, build, algorithm, key_args, buffers):
-        """Plan a call that has not been seen before, of a name or function that is asked for."""
+        """Plan a call that has not been seen before, of a requested name or function."""
         self._prepared()
         if self._broken:
             raise Aborted(self._broken)
@@ -580,7 +585,7 @@ class Communicator(MPI.Intracomm):
         return self.allgather(incoming(recvbuf).count)
 
     def _persistent(self, build, algorithm, key_args, *buffers):
-        """Plan the persistent form of a collective (collective): a schedule of ours, if "native" is not asked for."""
+        """Plan the persistent form of a collective (collective): a schedule of ours, unless "native" is requested."""
         self._prepared()
         if build is plan_reductions.reduce_scatter:
             key_args = self._recvcounts(key_args[0], buffers[1]), *key_args[1:]

@@ -81,7 +81,7 @@ class Closed(metaclass=ClosedType):
         object.__setattr__(self, name, value)
 
     def copy_attributes(self, other: object) -> None:
-        """In a constructor: begin with the attributes of another object, and may set them all."""
+        """Copy the attributes of another object. For constructors: the copy is not closed yet, so all can be set."""
         vars(self).update({name: value for name, value in vars(other).items() if name not in ("_closed", "_fixed")})
 
     def _refuse(self, name: str, value: object) -> None:
@@ -92,7 +92,8 @@ class Closed(metaclass=ClosedType):
         is_method = callable(getattr(kind, name, None)) and not callable(value)
         if name.startswith("_") or (hasattr(kind, name) and not is_method):
             return
-        near = difflib.get_close_matches(name, [*vars(self), *dir(kind)], n=1, cutoff=0.7)
+        public = [key for key in (*vars(self), *dir(kind)) if not key.startswith("_")]
+        near = difflib.get_close_matches(name, public, n=1, cutoff=0.7)
         meant = f": {self.instead[name]}" if name in self.instead else f": did you mean {near[0]}?" if near else ""
         what = f"{kind.__name__}.{name} is a method, which a value would hide" if is_method else ""
         raise AttributeError(f"{what or f'a {kind.__name__} has no {name!r}: to set it would change nothing'}{meant}")

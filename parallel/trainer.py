@@ -178,10 +178,8 @@ class DistributedTrainer(RunTrainer):
     def forward(self, x: np.ndarray, training: bool, micro: Samples | None = None) -> tuple[np.ndarray, object]:
         """(outputs, what backward needs); None for that where there are no samples, and none has to wait for others."""
         network = self.local_network
-        self.ctx.micro_batch.training, self.ctx.network_context.on_gradients_ready = (
-            training,
-            self.sync.begin_pass(micro),
-        )
+        self.ctx.micro_batch.training = training
+        self.ctx.network_context.on_gradients_ready = self.sync.begin_pass(micro)
         if len(x) or self.pass_.asks_others or (training and self.computes_empty_shards):
             return network.forward(self.p, x, self.ctx)
         self.sync.skip_pass(micro)

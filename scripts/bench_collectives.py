@@ -130,7 +130,7 @@ def goal(operation: str, nbytes: int, name: str) -> float | None:
         return None
     if name == "shared arrays" and nbytes >= 64 * KIB:
         return 1 / 3 if nbytes <= 32 * MIB else 1 / 1.5
-    if name == "private arrays" and MIB < nbytes <= 16 * MIB:  # left to the library
+    if name == "private arrays" and MIB < nbytes <= 16 * MIB:  # up to 1.07 of the library's time (selection.py)
         return GOAL
     if name in OURS:  # what is chosen by itself
         return 1.0 if name == "private arrays" and nbytes > 16 * KIB else 1.1

@@ -14,4 +14,4 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leav
 from entry_point import module, run
 
 if __name__ == "__main__":
-    sys.exit(run(lambda: module("parallel.testing.grade").main()))
+    sys.exit(run(lambda: module("parallel.command.grade").main()))

@@ -78,9 +78,9 @@ class Algorithm(NamedTuple):
         p is no power of two)
     needs : frozenset of Need
     pipelined : whether x is cut into segments: the function takes `segment`, their greatest length in elements
-    rounds_once : whether all operands of an element are added in one round, so that float16 is rounded only once: what
-        is chosen for it (`check_algorithm` sees whether that is so). Others that are asked for round after every round
-        in which they add
+    rounds_once : whether all operands of an element are added in one round, so that float16 is rounded only once. Only
+        such algorithms are chosen for float16; another one, if requested, rounds after every round that adds.
+        `check_algorithm` checks the claim
     """
 
     name: str
@@ -96,8 +96,8 @@ class Algorithm(NamedTuple):
         return COMMUTATIVE not in self.needs
 
 
-RESERVED = "auto", "schedule", "messages", "native"  # what a call may ask for beside the names of algorithms
-# operation -> what each of its schedules is given beside rank, size and count or blocks (a barrier has none)
+RESERVED = "auto", "schedule", "messages", "native"  # what a call may request other than the name of an algorithm
+# operation -> parameters of its schedules after rank, size and count or blocks (a barrier has neither)
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "allgather": (),
     "allreduce": (),
@@ -147,8 +147,8 @@ def algorithm(
         needed = *PARAMETERS[operation], *(word for need, word in ((NODES, "nodes"), (DIMS, "dims")) if need in needs)
         if missing := [word for word in needed if word not in parameters]:
             raise TypeError(
-                f"{operation}, {name}: expected a parameter {missing[0]!r}, which its calls give it, beside "
-                f"{', '.join(parameters)}: add it to the function"
+                f"{operation}, {name}: expected a parameter {missing[0]!r} after {', '.join(parameters)}: calls of "
+                f"{operation} pass it; add it to the function"
             )
         pipelined = "segment" in parameters
         entries[name] = Algorithm(name, rounds, cost, needs, pipelined, rounds_once)

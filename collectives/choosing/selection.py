@@ -36,13 +36,14 @@ Rows = list[tuple[float, str]]  # (longest message in bytes for which it holds, 
 SHARED = {op for op, entries in ALGORITHMS.items() if any(SHARED_MEMORY in entry.needs for entry in entries.values())}
 
 # One node: measured with two ranks and Open MPI; LIBRARIES has what differs with others. Arrays that ranks share are
-# read where they lie from 8 KiB on: in 0.2 to 0.85 of the library's time (16 KiB ... 64 MiB). Private arrays go
-# through slots. An allreduce of them takes of the library's time, on an AMD EPYC of 2025 and on an Intel Xeon with
-# AVX-512: 0.57 and 1.07 at 4 MiB, 0.43 and 1.0 at 16 MiB; a reduce 0.57 and 0.72 at 1 MiB. An older AMD took 1.56 at 4
-# MiB, which `--tune` finds out. Networks: what the simulation derives for "infiniband", one rank on each node and two
-# (derive.py; a test compares). For other networks: bench.py network --table; measured: bench.py collectives --tune.
-# Several nodes: private arrays of more than 64 KiB go by messages inside nodes too, as the link would wait for copies
-# into slots and out of them: a twentieth of the time of 16 MiB (2 x 2 and 3 x 2, 400 Mbit/s).
+# read where they lie from 8 KiB on: in 0.2 to 0.85 of the library's time (16 KiB ... 64 MiB). Private arrays are
+# reduced through slots. Times as a fraction of the library's, on an AMD EPYC of 2025 and on an Intel Xeon with
+# AVX-512: allreduce 0.57 and 1.07 at 4 MiB, 0.43 and 1.0 at 16 MiB; reduce 0.57 and 0.72 at 1 MiB. An older AMD
+# processor took 1.56 at 4 MiB; there `--tune` chooses the library's. Networks: what the simulation derives for
+# "infiniband", one rank on each node and two (derive.py; a test compares). For other networks: bench.py network
+# --table; measured: bench.py collectives --tune. Several nodes: private arrays of more than 64 KiB go by messages
+# inside nodes too, as the link would wait for copies into slots and out of them: a twentieth of the time of 16 MiB (2
+# x 2 and 3 x 2 ranks, 400 Mbit/s).
 # place -> operation -> rows. Places: all ranks on one node; one rank on each node; several on each of several nodes.
 TABLE: dict[str, dict[str, Rows]] = {
     "node": {
@@ -170,9 +171,8 @@ class Selection:
         self.size, self.memory = len(nodes), memory
         self.file = tuned_file(self.place, library)
         self.refused = ""  # why the ranks may have no shared memory, where that was found
-        self.make_window: Callable[[], bool] | None = (
-            None  # makes it, and says whether all have it; None once it is there
-        )
+        # makes node memory and returns whether all ranks have it; None once it is made
+        self.make_window: Callable[[], bool] | None = None
         self.arrays = False  # whether the ranks were ever given arrays in shared memory: alike on all
         self.measured = load(self.file) if self.file else {}
         places = [self.place, "network"]
@@ -214,12 +214,12 @@ class Selection:
 
     def library_for_private(self, name: str, requested: str, call: Call) -> bool:
         """Whether a call for which `shared_arrays` was chosen is the library's where its arrays are private."""
-        return name == "shared_arrays" and self.choose(requested, call._replace(private=True)) == "native"
+        return name == "shared_arrays" and self.reason(requested, call._replace(private=True))[0] == "native"
 
     def reason(self, requested: str, call: Call) -> tuple[str, str]:
         """(algorithm, why): the first that is for this length and whose needs the call meets."""
         if requested == "native":
-            return requested, "asked for"
+            return requested, "requested"
         unfit = ""
         for name, why in self.candidates(requested, call):
             if not (lacking := self.lacks(name, requested, call)):
@@ -228,9 +228,9 @@ class Selection:
         raise ValueError(f"no algorithm for {call}: {unfit}")
 
     def candidates(self, requested: str, call: Call) -> Iterator[tuple[str, str]]:
-        """(algorithm, why): what is asked for, the rows for this length, those for a network, the whole registry."""
+        """Yield (algorithm, reason): the requested one, the rows for this length, those for a network, the registry."""
         if requested not in AUTOMATIC:
-            yield requested, "asked for"
+            yield requested, "requested"
         nbytes = ANY if call.vector else call.nbytes
         for limit, name, source in self.rows[call.operation]:
             if nbytes <= limit:
@@ -246,7 +246,7 @@ class Selection:
         automatic = requested in AUTOMATIC
         if name == "native":
             unmet = {
-                "to be asked for": requested != "auto",
+                "to be requested": requested != "auto",
                 "a wider type than float16, which would be rounded after every round": call.float16,
                 "at most 2**31 - 1 elements": call.vector or call.nbytes > COUNTED,
                 "values that the library reduces as NumPy does": call.numpy,

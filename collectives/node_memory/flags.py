@@ -279,8 +279,8 @@ class Flags:
                 return
         expected = list(zip(self.ranks, self.others, strict=True)) if expected is None else expected
 
-        def late():
-            return [self.world[rank] for rank, other in expected if not there(other)]
+        def late():  # for the watchdog's thread; a request (no line) may be tested by the waiting thread alone
+            return [self.world[rank] for rank, other in expected if line is None or not there(other)]
 
         calls, before = self.calls, self.calls.current
         if before is None:

@@ -195,11 +195,7 @@ class SharedWindow:
             return memory
 
         wait = lambda request: self.flags.wait_for_request(request, "making memory that all ranks see")
-        try:
-            return share_file(self.comm, total, touched, kind, wait)
-        except OSError:  # as where the first rank has given up, and its file is gone
-            self.flags.refuse_aborted()
-            raise
+        return share_file(self.comm, total, touched, kind, wait)
 
 
 def shape_of(shape) -> tuple[int, ...]:

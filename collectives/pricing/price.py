@@ -76,7 +76,7 @@ class Price:
     method : str
         "simulation" (of every rank), "one node for all" or "one block for all" (shift symmetry), or "closed form".
     trace : Trace or None
-        Every round, message and piece of work, where asked for.
+        Every round, message and piece of work, if requested.
     """
 
     seconds: float

@@ -283,12 +283,12 @@ def expert(rank: int, size: int, step: Compute, values: list) -> list:
             f"rank {rank}, {step.name} reads {got} and writes {step.writes}: expected what rank {source} has for "
             f"expert {rank}, {want}, and as many elements to write"
         )
-    made = [((f"expert {rank} of rank {source}", i),) for _, i in (value[0] for value in got)]
-    found = []
-    for each in step.writes:
-        found.append(made[: each.hi - each.lo])
-        made = made[each.hi - each.lo :]
-    return found
+    answers = [((f"expert {rank} of rank {source}", i),) for _, i in (value[0] for value in got)]
+    values = []
+    for piece in step.writes:
+        values.append(answers[: piece.hi - piece.lo])
+        answers = answers[piece.hi - piece.lo :]
+    return values
 
 
 experts = Puzzle(

@@ -87,8 +87,8 @@ def compile_rounds(planner, rounds, op, buffers, computations) -> Plan:
         mistake = error
     short = sum(map(len, live)) * planner.size <= MOST_STEPS
     near = any(shares_memory(step, planner.rank) for steps in live for step in steps)
-    said = f"{type(mistake).__name__}: {mistake}" if mistake else ""  # str() of a bare assert is empty
-    answers = planner.comm.allgather((said, live if short else None, counts, near))
+    mistake_text = f"{type(mistake).__name__}: {mistake}" if mistake else ""  # str() of a bare assert is empty
+    answers = planner.comm.allgather((mistake_text, live if short else None, counts, near))
     if mistake:
         raise mistake
     for rank, (message, *_) in enumerate(answers):

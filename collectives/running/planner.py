@@ -69,19 +69,16 @@ class Planner:
 
     @cached_property
     def window(self) -> SharedWindow:
-        """The memory that the ranks of a node share, made when first asked for (collective)."""
-        self.wait_for_ranks()  # to make it is to wait inside MPI, where nothing ends the wait
-        window = SharedWindow(self.node, self.limit)
+        """The memory that the ranks of a node share, made at the first use (collective)."""
+        try:  # behind a barrier with a limit: SharedWindow waits inside MPI, where nothing ends the wait
+            self.wait_for(self.node.Ibarrier(), "for the other ranks of its node, to make the memory that they share")
+            window = SharedWindow(self.node, self.limit)
+        except BaseException as error:
+            if isinstance(error, TimeoutError) or not isinstance(error, OSError):  # all ranks get an OSError alike
+                self.on_abort(error, "")  # the others may still come, and go on without this rank
+            raise
         window.on_abort, self.selection.make_window = self.on_abort, None
         return window
-
-    def wait_for_ranks(self) -> None:
-        """Wait until all ranks of the node have come: as `wait_for`, which says what is raised."""
-        try:
-            self.wait_for(self.node.Ibarrier(), "for the other ranks of its node, to make the memory that they share")
-        except BaseException as error:  # the others may still come, and go on without this rank
-            self.on_abort(error, "")
-            raise
 
     @property
     def made_window(self) -> SharedWindow | None:
@@ -234,7 +231,7 @@ class Planner:
             barrier=lambda step: barrier_of(self.window, IN_MEMORY, self.here, step),
             split_barrier=lambda step, _: split_barrier_of(self.window, IN_MEMORY, self.here, step),
             compute=partial(computing, computations or {}, dtype),
-            wait_long=self.wait_long if self.selection.memory else None,  # else nobody could see it
+            wait_long=self.wait_long,
             synchronous=self.synchronous,
             before=before,
             after=after,
@@ -254,7 +251,7 @@ class Planner:
         }
 
     def copies_of(self, program, extent) -> dict[str, dict[int, MPI.buffer]]:
-        """Memory for what ranks name of each other's buffers in an algorithm (collective when first asked for).
+        """Memory for what ranks name of each other's buffers in an algorithm (collective at the first use).
 
         One array serves all algorithms, one call after another. It grows for an algorithm that needs more, on all ranks
         in the same call, as that has the same key on all; plans on the memory that it had before go.

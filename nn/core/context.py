@@ -397,15 +397,15 @@ class LayerContext:
         return self.network_context.pool.ones(n, dtype)
 
     def random_bits(
-        self, samples: int, counts: int, name: str = "", part: tuple[int, int] | None = None
+        self, samples: int, counts: int, name: str = "", count_range: tuple[int, int] | None = None
     ) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield (rows of the batch, their random numbers): (rows, 4 counts) uint64, from counted streams.
 
         Random numbers are **counted**, not drawn one after the other (Salmon et al. 2011, Philox): every sample of the
-        global batch has its own place in the stream of (seed, step, layer). So of a sample's counts only those from
-        part[0] to part[1] may be drawn, at their cost.
+        global batch has its own place in the stream of (seed, step, layer). With count_range = (lo, hi), only counts lo
+        to hi of each sample are drawn, and the others cost nothing.
         """
-        lo, hi = part or (0, counts)
+        lo, hi = count_range or (0, counts)
         batch, at = self.network_context.micro_batch, 0
         entropy = [self.network_context.seed, batch.step, *self.path.encode(), *([0, *name.encode()] if name else ())]
         key = np.random.SeedSequence(entropy).generate_state(2, np.uint64)

@@ -103,7 +103,8 @@ def _find_free(blocks: list[Block]) -> int | None:
     Searched from both ends inwards: in forward passes the block taken longest ago is free, in backward passes one taken
     just now is (and is still in the cache). However many micro-batches are in flight, few blocks are looked at.
 
-    NumPy's views refer to the array that owns the memory, however many views lie between, so its count counts them all.
+    NumPy's views refer to the array that owns the memory, however many views lie between, so its reference count
+    includes them.
     """
     for i in range((len(blocks) + 1) // 2):
         if sys.getrefcount(blocks[~i][0]) <= _UNUSED:

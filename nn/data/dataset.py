@@ -265,7 +265,7 @@ class Data:
                 raise DataError(
                     f"{self.name}: training samples have shape {self.train.in_shape}, {split} samples {other.in_shape}"
                 )
-            if self.train.y.shape[1:] != other.y.shape[1:]:  # told now, not when all is trained
+            if self.train.y.shape[1:] != other.y.shape[1:]:  # refused here, before any training
                 raise DataError(
                     f"{self.name}: training targets have shape {self.train.y.shape[1:]}, {split} targets "
                     f"{other.y.shape[1:]}"

@@ -199,7 +199,7 @@ class Loader(Closed):
         return steps
 
     def _plan(self, start_step: int) -> list[list[tuple[int, int, int]]]:
-        """Blocks of `places`."""
+        """Return the entries of `step_slices`, grouped into the blocks that are read at once."""
         steps = self.step_slices(start_step)
         sample = max(1, self.dataset.x[0].size * self.dtype.itemsize)
         per_block = max(1, BLOCK_BYTES // (sample * max(1, self.batch // self.shard[1])))

@@ -76,7 +76,7 @@ def keep_mask(kept: int, shape: tuple[int, ...], ctx, positions: np.ndarray | No
     flat, at = mask.reshape(samples, sum(hi - lo for lo, hi in runs)), 0  # of no samples, too
     for lo, hi in runs:
         first = lo // COUNT
-        for rows, bits in ctx.random_bits(samples, counts, part=(first, -(-hi // COUNT))):
+        for rows, bits in ctx.random_bits(samples, counts, count_range=(first, -(-hi // COUNT))):
             short = bits.astype("<u8", copy=False).view("<u2")
             np.less(short[:, lo - COUNT * first : hi - COUNT * first], kept, flat[rows, at : at + hi - lo])
         at += hi - lo

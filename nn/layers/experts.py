@@ -87,9 +87,9 @@ class MixtureOfExperts(Layer):
         0: every expert takes all positions that choose it. c: of a sample of T positions at most ceil(c k T / E); first
         choices before second ones, then in order. What is dropped adds nothing to y, so put the layer in a `Residual`.
     auxiliary : float
-        Weight of the auxiliary loss of each sample, E sum_i f_i P_i, where f is each expert's part of the choices and
-        P its mean score: 1 where the load is even. Like `z_loss`, it adds its gradient to the router's, as mean over
-        the samples of the batch, and is no part of the loss that a step returns.
+        Weight of the auxiliary loss of each sample, E sum_i f_i P_i, where f is each expert's fraction of the choices
+        and P its mean score: 1 where the load is even. Like `z_loss`, it adds its gradient to the router's, as mean
+        over the samples of the batch, and is no part of the loss that a step returns.
     z_loss : float
         Weight of the mean square of log sum exp(z), which keeps the router's numbers small.
     activation : {"gelu", "relu", "silu"}
@@ -145,10 +145,10 @@ class MixtureOfExperts(Layer):
         D, F, E = self.features, self.hidden or 4 * self.features, self.experts
         positions = math.prod(in_shape[:-1])
         if self.capacity and self.capacity * self.top * positions < E:
-            least = E / (self.top * positions)
+            least = math.ceil(1000 * E / (self.top * positions)) / 1000  # rounded up: the number shown is accepted
             raise ShapeError(
                 f"capacity={self.capacity:g} leaves an expert room for {self.capacity * self.top * positions / E:.2g} "
-                f"of a sample's {positions} positions: it needs at least {least:.4g} for one, or 0 for no limit"
+                f"of a sample's {positions} positions: it needs at least {least:g} for one, or 0 for no limit"
             )
         specs = {
             "router": Spec((D, E), normal(0.02)),
@@ -200,12 +200,13 @@ class MixtureOfExperts(Layer):
         if self.capacity:
             slots = slots[self._fits(chosen, positions)[slots]]
         counts = np.bincount(flat[slots], minlength=self.experts)
-        if ctx.training:
-            choices = np.bincount(flat, minlength=self.experts)
+        on_routing = ctx.network_context.on_routing
+        if ctx.training and (self.gate == "sigmoid" or on_routing):
+            choices = np.bincount(flat, minlength=self.experts) if self.capacity else counts
             if self.gate == "sigmoid":
                 ctx.buffers.load += self.count_load(choices, ctx)
-            if ctx.network_context.on_routing:
-                ctx.network_context.on_routing(ctx.path, choices, counts)
+            if on_routing:
+                on_routing(ctx.path, choices, counts)
         return Routing(z, scores, chosen, weights, slots, counts)
 
     def _fits(self, chosen: np.ndarray, positions: int) -> np.ndarray:

@@ -24,6 +24,7 @@ import numpy as np
 from nn.arguments import Configured, Number, Optional, call_text
 from nn.core.layout import Region
 from nn.optim.clipping import BLOCK_BYTES, Clip, SumOverSlices, squared_norms
+from nn.optim.learning_rates import RATE
 from nn.registry import register
 
 Array = np.ndarray
@@ -53,7 +54,7 @@ def _names(what: str, value: object) -> tuple[str, ...]:
     return value
 
 
-RATE, BELOW_ONE, POSITIVE = Number(0, below=math.inf), Number(0, below=1), Number(above=0, below=math.inf)
+BELOW_ONE, POSITIVE = Number(0, below=1), Number(above=0, below=math.inf)
 
 
 @dataclass(eq=False, repr=False)

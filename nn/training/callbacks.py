@@ -137,8 +137,8 @@ class ExpertLoad(Callback):
 
     For every `MixtureOfExperts`, by its path in the network, `record["experts"]` has {"step": [...], "load": [[...],
     ...], "dropped": [...]}: a row for each step, or for each of SPANS spans of a longer epoch, with its last step, each
-    expert's share of the choices times the number of experts (1 where the load is even), and the share of choices that
-    a capacity left out.
+    expert's fraction of the choices times the number of experts (1 where the load is even), and the fraction of choices
+    that a capacity left out.
 
     Examples
     --------

@@ -12,7 +12,7 @@ import numpy as np
 from nn.training.checkpoints import Checkpoints
 
 
-def start(work: Callable[[], Any], background: bool) -> Future:
+def start_write(work: Callable[[], Any], background: bool) -> Future:
     """Call `work`, at once or on a thread; the future has its result or its error.
 
     No executor: at once is on this thread, and a thread that hangs in a file system must not keep the process alive.
@@ -62,12 +62,13 @@ class CheckpointWriter:
             for name in names:
                 self.checkpoints.save(finite(copied or self.trainer.state_items()), progress, name)
 
-        self.writing = start(work, self.background)
+        self.writing = start_write(work, self.background)
         if not self.background:
             self.finish()
 
     def finish(self) -> None:
         """Return when all that was to be written is; raise what went wrong."""
+        self.wait()  # first: an interrupted wait must not forget the write
         writing, self.writing = self.writing, None
         if writing:
             writing.result()

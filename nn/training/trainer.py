@@ -363,11 +363,11 @@ class Trainer(Closed):
         if not isinstance(total, (int, np.integer)):
             weight = ": a sum of loss.weight(y) is the argument total_weight" if isinstance(total, float) else ""
             raise TypeError(f"step: total is the number of samples in the global batch, given {total!r:.80}{weight}")
-        if y is None or getattr(y, "ndim", 1) == 0:
+        if not getattr(y, "ndim", hasattr(y, "__len__")):  # None and plain numbers too
             raise TypeError(
                 f"step: x and y are batches, given y = {y!r:.80}: of one sample they are x[None] and np.asarray([y])"
             )
-        if hasattr(y, "__len__") and len(y) != samples:
+        if len(y) != samples:
             raise ValueError(f"step {self.steps} of {self.network.name}: {samples} samples but {len(y)} targets")
         if not total >= max(1, samples):
             raise ValueError(

@@ -11,7 +11,7 @@
 | resuming.py, auto.py | a run that is continued; --strategy auto |
 | training_run.py | one run, from options to results |
 | trained_run.py, predict.py, sample.py | the network that it leaves, and using it |
-| report.py | a page about some runs |
+| report.py, grade.py | a page about some runs; points for a project of the course |
 | commands.py, version.py | the command `ringprop`, which finds the scripts; which ringprop this is |
 | run_directory.py, run_lock.py | its directory, and how to go on from it; only one process trains there |
 """

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from nn.reading import read_text
-from nn.training.checkpoint_writer import CheckpointWriter, check_finite, finite, start
+from nn.training.checkpoint_writer import CheckpointWriter, check_finite, finite, start_write
 from nn.training.checkpoints import CheckpointError, Checkpoints, write_atomically
 from parallel.state.fragments import Fragment
 from parallel.state.sharded_checkpoints import ShardedCheckpoints
@@ -51,10 +51,7 @@ class RanksCheckpointWriter(CheckpointWriter):
         self.stage: str | None = None  # what all ranks are writing; `writing`: what this one is
         self.steps, self.names = 0, ()  # of the checkpoint that is being written
         self.one_directory: bool | None = None  # whether all ranks see the same; None: not asked yet
-        self.since, self.last = (
-            time.perf_counter(),
-            trainer.steps,
-        )  # of the last synchronization
+        self.since, self.last = time.perf_counter(), trainer.steps  # of the last synchronization
         self.next = trainer.steps + 1
 
     def save(self, progress: dict, names: Sequence[str | None] = (None,)) -> None:
@@ -110,7 +107,7 @@ class RanksCheckpointWriter(CheckpointWriter):
             if trainer.writer:
                 parts = [tuple(line.split(" ")) for line in lines if line]
                 work = lambda steps=self.steps, names=self.names: self.checkpoints.list_parts(steps, parts, names)
-                self.writing = start(work, self.background)
+                self.writing = start_write(work, self.background)
 
     def _fail(self, error: BaseException | None) -> None:
         """Raise on all ranks: none waits for one that has given up."""
@@ -128,12 +125,12 @@ class RanksCheckpointWriter(CheckpointWriter):
             state = [(name, array.copy() if trainer.writer else array) for name, array in trainer.state_items()]
             if trainer.writer:
                 work = lambda names=self.names: [save(finite(state), progress, name) for name in names]
-                self.writing = start(work, True)
+                self.writing = start_write(work, True)
             return
         for name in self.names:
             entries = trainer.state_items()
             if trainer.writer and not (self.writing and self.writing.exception()):
-                self.writing = start(lambda state=entries, name=name: save(finite(state), progress, name), False)
+                self.writing = start_write(lambda state=entries, name=name: save(finite(state), progress, name), False)
             for _ in entries:  # take part to the end: sharded strategies gather here
                 pass
 
@@ -161,7 +158,7 @@ class RanksCheckpointWriter(CheckpointWriter):
             mine = finite_fragments(each for some in ([first], fragments) for each in some)
             return self.checkpoints.write_part(steps, int(number), place, mine, progress if trainer.writer else None)
 
-        self.writing = start(work, background)
+        self.writing = start_write(work, background)
         if not background:
             for _ in fragments:  # after an error: other ranks may wait for this one in a collective call
                 pass

@@ -22,7 +22,7 @@ import numpy as np
 from nn.core.layout import Layout
 from parallel.state.fragments import Fragment
 
-OWN = "exchange/"  # begins the names of what a strategy keeps for itself
+OWN = "exchange/"  # begins the names of a strategy's private state; not renamed, so that files of older runs are read
 KINDS = ("parameters", "gradients", "moments", "in transit")
 
 

@@ -33,6 +33,7 @@ ROUNDED = (
 NODE_MEMORY = ("auto", "on", "off")
 NOT_COMPRESSED_IN_SHARDS = "what a method keeps of all parameters on every rank is what shards are to save"
 NOT_STAGES = "a stage would reduce its gradients, and gather its parameters, once for each micro-batch; use zero1"
+UNIT_BYTES = 1 << 20  # of parameters of neighbouring layers that are gathered together, by default
 TREE = "what is added up on one rank and what between them depends on how many there are"
 
 

@@ -15,7 +15,15 @@ from __future__ import annotations
 from collectives.failures.launch_check import nodes_of
 from nn.registry import lookup
 from parallel.mesh import Mesh
-from parallel.strategies.declaration import ALIKE, NODE_MEMORY, NOT_COMPRESSED_IN_SHARDS, NOT_STAGES, ROUNDED
+from parallel.strategies.declaration import (
+    ALIKE,
+    NODE_MEMORY,
+    NOT_COMPRESSED_IN_SHARDS,
+    NOT_STAGES,
+    ROUNDED,
+    TREE,
+    UNIT_BYTES,
+)
 from parallel.sync.base import GradientSync
 from parallel.sync.compression import Compressor
 from parallel.sync.compression.compressed import Compressed
@@ -23,8 +31,6 @@ from parallel.sync.fixed_tree import FixedTree
 from parallel.sync.messages import Messages, check_bucketing
 from parallel.sync.node_memory import NodeMemory, why_not
 from parallel.sync.sharded import Sharded
-
-UNIT_BYTES = 1 << 20
 
 
 def gradient_sync(
@@ -54,7 +60,7 @@ def gradient_sync(
     compressor : Compressor or None
         Of the gradients, not attached yet; one that keeps nothing where they are in shards.
     shards : int
-        Virtual shards of the pass; 0 for none.
+        Virtual shards of the pass, where the mesh has the axis "data" alone; 0 for none.
     node_memory, overlap, bucket, first_bucket, limit, survives
         As for DistributedDataParallel. A pass whose gradients are not those of its samples, as a pipeline's, needs
         node_memory="off".
@@ -75,6 +81,13 @@ def gradient_sync(
     if compressor and shards:
         raise ValueError(
             f"{compressor!r} does not work with virtual shards: what a rank leaves out depends on how many there are"
+        )
+    if shards and mesh.line is not mesh:
+        raise ValueError(f"virtual shards need a mesh whose only axis is data: {TREE}")
+    if node_memory == "on" and (stage or compressor or shards):
+        raise ValueError(
+            "node_memory='on': gradients that are in shards, compressed, or of virtual shards are not summed in the "
+            "memory of a node; drop one of them"
         )
     in_parts = mesh.model is not None
     if in_parts:

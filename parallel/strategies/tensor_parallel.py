@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallel.strategies import axes
-from parallel.strategies.data_parallel import MessageOptions, bucketing
-from parallel.strategies.declaration import ALIKE, ROUNDED, TREE, WITH_PARTS, Strategy, Supports
-from parallel.strategies.zero import STAGES, summed
+from parallel.strategies.data_parallel import MessageOptions
+from parallel.strategies.declaration import ALIKE, ROUNDED, TREE, UNIT_BYTES, WITH_PARTS, Strategy, Supports
+from parallel.strategies.zero import group_sync_arguments
 
 if TYPE_CHECKING:
     from nn.core.network import Network
@@ -39,7 +39,7 @@ def TensorParallel(
     attention: str = "ring",
     stage: int = 0,
     bucketing: dict | None = None,
-    unit_bytes: int = 1 << 20,
+    unit_bytes: int = UNIT_BYTES,
     prefetch: int | None = None,
     compressor: Compressor | None = None,
 ) -> DistributedTrainer:
@@ -97,11 +97,7 @@ def build(options, network, loss, optimizer, communicator) -> DistributedTrainer
         way=options.tensor,
         context=sizes["context"],
         attention=options.context,
-        stage=STAGES.get(options.strategy_name, 0),
-        bucketing=bucketing(options),
-        unit_bytes=int(options.unit * 2**20),
-        prefetch=options.prefetch,
-        compressor=summed(options)["compressor"],
+        **group_sync_arguments(options),
     )
 
 

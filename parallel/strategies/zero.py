@@ -21,11 +21,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from parallel.settings import option
+from parallel.strategies.data_parallel import bucketing
 from parallel.strategies.declaration import (
     ALL_AXES,
     KEEP_NOTHING,
     NOT_COMPRESSED_IN_SHARDS,
     NOT_STAGES,
+    UNIT_BYTES,
     Strategy,
     Supports,
 )
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from parallel.planning.profile import LayerProfile
     from parallel.trainer import DistributedTrainer
 
-UNIT_BYTES = 1 << 20
 STAGES = {"zero1": 1, "zero2": 2, "fsdp": 3}
 
 
@@ -166,6 +167,17 @@ def summed(options) -> dict:
 
     compressor = compression.parse(options.compress) if options.compress else None
     return {"compressor": compressor, "shards": options.reproducible or 0}
+
+
+def group_sync_arguments(options) -> dict:
+    """Return how groups of ranks that share a network sum their gradients: arguments of Tensor- and ExpertParallel."""
+    return {
+        "stage": STAGES.get(options.strategy_name, 0),
+        "bucketing": bucketing(options),
+        "unit_bytes": int(options.unit * 2**20),
+        "prefetch": options.prefetch,
+        "compressor": summed(options)["compressor"],
+    }
 
 
 def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:

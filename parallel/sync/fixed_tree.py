@@ -191,7 +191,7 @@ class TreeSum:
 
 
 class FixedTree(GradientSync):
-    """Gradients and tails of all virtual shards are summed in the tree, and every rank makes the same update.
+    """Gradients and step messages of all virtual shards are summed in the tree, and every rank makes the same update.
 
     It is that of one process, too: with as many shards it computes the same bits.
     """

@@ -99,12 +99,12 @@ class Replicas(LocalUpdate):
         """A step of this replica; of no samples, too, as that of data parallelism has all moments."""
         self.gradients *= self.mesh.count
         try:
-            self.optimizer.update(self.parameters, self.gradients, self.slots, self.step, self.region, self.sum_model)
-        except FloatingPointError as error:  # told where all meet
+            super().update()
+        except FloatingPointError as error:  # raised where the ranks synchronize
             self.error = str(error)
 
     def update(self):
-        """`sum` has moved this replica."""
+        """`finish_step` has moved this replica."""
 
     def far(self) -> bool:
         """Whether replicas are to meet before it is time; all say the same."""

@@ -44,11 +44,11 @@ class Served(GradientSync):
     works, serves : bool
         Which of it this rank does.
     slices : list of (lo, hi)
-        Of every server in a **vector**: parameters (or gradients), running statistics, and the tail.
+        Of every server in a **vector**: the parameters (or gradients) and running statistics in it.
     pushed, replica : vectors
         What a worker pushes, and what it has pulled.
     held, sums : arrays
-        A server's slice, and the tail behind it; of the sums likewise.
+        A server's slice and, behind it, the step's message; the sums likewise.
     own : slice
         Of a server, in the parameters.
     """
@@ -66,9 +66,8 @@ class Served(GradientSync):
 
     def allocate(self):
         mesh, layout, network = self.mesh, self.layout, self.network
-        self.behind = (
-            head_elements(self.addends, self.dtype) + 1
-        )  # numbers behind every vector: of the message, and whether the update was refused
+        # Numbers behind every vector: the step's message, and whether the update was refused.
+        self.behind = head_elements(self.addends, self.dtype) + 1
         rank, servers = mesh.rank, len(self.hosts)
         self.works, self.serves = rank in self.workers, rank in self.hosts
         self.slices = server_slices(layout.size + network.buffer_layout.size, servers)
@@ -147,10 +146,6 @@ class Served(GradientSync):
 
     # ------------------------------------------------------------------------------------------------ a step
 
-    def begin_step(self, step, samples, total, parts):
-        self.total = total
-        return super().begin_step(step, samples, total, parts)
-
     def end_addend(self):
         if self.trees:
             self.trees[0].add(self.pushed[: -self.behind])
@@ -179,9 +174,9 @@ class Served(GradientSync):
     def push(self) -> None:
         """Gradients, statistics and the message from the workers to the servers, which add them up."""
         if self.trees:
-            mine, tail = (tree.reduce_scatter() if i == 0 else tree.allreduce() for i, tree in enumerate(self.trees))
+            mine, message = (tree.reduce_scatter() if i == 0 else tree.allreduce() for i, tree in enumerate(self.trees))
             if self.serves:
-                self.sums[: -self.behind], self.sums[-self.behind :] = mine, tail
+                self.sums[: -self.behind], self.sums[-self.behind :] = mine, message
             return
         if self.serves:
             self.sums[:] = 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,28 +105,3 @@ def page(project: str, criteria: list[Criterion]) -> str:
     if failed:
         lines += ["", "## What is missing", "", *(f"- `{name}`: {why}" for name, why in failed)]
     return "\n".join(lines) + "\n"
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line of `ringprop grade`; return the exit status."""
-    parser = argparse.ArgumentParser(prog="ringprop grade", description="Grade a project of the course.")
-    parser.add_argument("project", choices=PROJECTS)
-    parser.add_argument("directory", type=Path, metavar="DIR", help="the student's folder, with PROJECT.py in it")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write points and reasons there")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write the page there, as Markdown")
-    options = parser.parse_args(argv)
-    try:
-        criteria = grade(options.project, options.directory)
-    except ValueError as error:
-        parser.error(str(error))
-    text = page(options.project, criteria)
-    print(text, end="")
-    if options.page:
-        options.page.write_text(text)
-    if options.json:
-        rows = [
-            {"criterion": each.text, "points": each.points, "given": each.given, "cases": each.cases}
-            for each in criteria
-        ]
-        options.json.write_text(json.dumps({"project": options.project, "criteria": rows}, indent=1) + "\n")
-    return 0

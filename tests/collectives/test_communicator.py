@@ -753,7 +753,7 @@ def test_between_nodes_slots_are_for_ranks_that_have_shared_arrays(comm, ranks, 
         "allreduce", count
     )
     assert ": shared, because" in communicator.explain("allreduce", 5000)
-    assert ": shared, because asked for" in communicator.explain("allreduce", count, algorithm="shared")
+    assert ": shared, because requested" in communicator.explain("allreduce", count, algorithm="shared")
     shared = communicator.empty(count)
     assert ": shared_arrays, because" in communicator.explain("allreduce", count)
     x = x if comm.rank == 1 else np.empty(count)
@@ -816,8 +816,8 @@ def test_explain(communicator, ranks):
     assert "shared, because the default table says so for all longer messages; schedule shared_" in explain(
         "allreduce", 10000
     )
-    assert explain("allreduce", 9, algorithm=sum).endswith("sum, because asked for")
-    assert "ring, because asked for" in explain("allreduce", 1000, algorithm="ring")
+    assert explain("allreduce", 9, algorithm=sum).endswith("sum, because requested")
+    assert "ring, because requested" in explain("allreduce", 1000, algorithm="ring")
     assert "needs SUM, PROD, MAX or MIN" in explain("allreduce", 9000, "i4", MPI.BXOR)
     assert "shared" not in explain("scan", 9)
     other = MPI.Op.Create(lambda a, b, _: None, commute=False)

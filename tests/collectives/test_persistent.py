@@ -147,7 +147,7 @@ def test_requests_that_are_active_freed_or_left_are_refused(comm, ranks):
 
 @pytest.mark.mpi(ranks=[2])
 def test_a_wait_moves_what_another_communicator_has_begun_since_the_start(comm, ranks):
-    """Without `memory` it waits inside MPI, where nothing moved what another rank waits for first."""
+    """Without `memory`, too: a Wait advances what another rank waits for first."""
     from mpi4py import MPI
 
     from collectives import Communicator

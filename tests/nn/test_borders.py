@@ -336,6 +336,7 @@ def test_values_are_compared_with_outputs_of_their_shape():
         (lambda: trainer().p[0]["W"], "p.W, not p"),
         (lambda: trainer().freeze(0), "freeze takes names of layers"),
         (lambda: trainer().step(X[:1], Y[0]), "of one sample they are"),
+        (lambda: trainer().step(X[:1], 3), "of one sample they are"),
         (lambda: trainer().load_weights("a.npz"), "given a path"),
         (lambda: nn.models.build("lenet5:20,50", (28, 28, 1), 10), "lenet5 takes three numbers"),
         (lambda: nn.Spec(3, None), "a shape is a tuple"),

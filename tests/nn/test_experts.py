@@ -225,7 +225,7 @@ def test_bad_arguments_are_refused(options, message):
 
 
 def test_other_samples_are_refused():
-    with pytest.raises(nn.ShapeError, match=r"room for 0.88 of .* 7 positions: it needs at least 0.5714 for one"):
+    with pytest.raises(nn.ShapeError, match=r"room for 0.88 of .* 7 positions: it needs at least 0.572 for one"):
         nn.Network(nn.MixtureOfExperts(6, 4, top=1, capacity=0.5), (7, 6))
     with pytest.raises(nn.ShapeError, match=r"expects samples \(positions, 6\)"):
         nn.Network(nn.MixtureOfExperts(6, 4), (3, 5))

@@ -468,3 +468,19 @@ def test_looking_changes_nothing_and_another_state_leaves_nothing_in_flight(comm
             (losses, digest, state, later, _), others = found[0], found[1]
             assert losses == others[0] and digest == others[1] and later == others[3] and later != digest
             assert all(np.array_equal(array, others[2][name]) for name, array in state.items())
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_schedule_may_scale_the_velocity_of_lars(comm):
+    """As MomentumCorrection does where the rate falls: all of every stage's velocity is multiplied."""
+    many = dream(comm, mlp(), nn.LARS(0.1))
+    for x, y, total in batches(mlp(), sizes=(10,)):
+        many.step(x, y, total)
+    before = many.state_dict()
+    many.rescale("velocity", 0.5)
+    after = many.state_dict()
+    names = [name for name in before if "velocity" in name]
+    assert names or comm.rank
+    for name in names:
+        assert (after[name] == 0.5 * before[name]).all()
+    many.close()

@@ -150,3 +150,32 @@ def test_ranks_that_train_apart_compare_sizes_where_they_meet(comm):
         many.settle()
         many.check_replicas()
         many.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"stage": 2}, "node_memory='on'"),
+        ({"shards": 8}, "node_memory='on'"),
+        ({"compressor": "fp16"}, "node_memory='on'"),
+    ],
+)
+def test_what_is_not_summed_in_node_memory_is_refused_with_it(options, words):
+    from parallel.mesh import Mesh
+    from parallel.strategies.gradient_sync import gradient_sync
+    from parallel.sync import compression
+
+    if "compressor" in options:
+        options = {"compressor": compression.parse(options["compressor"])}
+    with pytest.raises(ValueError, match=words):
+        gradient_sync(Mesh(None), node_memory="on", **options)
+
+
+@pytest.mark.mpi(ranks=2)
+def test_virtual_shards_beside_ranks_that_share_samples_are_refused(comm):
+    from collectives import Communicator
+    from parallel.mesh import Mesh
+    from parallel.strategies.gradient_sync import gradient_sync
+
+    with pytest.raises(ValueError, match="virtual shards need a mesh whose only axis is data"):
+        gradient_sync(Mesh(Communicator(comm), space=2), shards=8)

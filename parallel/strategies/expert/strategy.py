@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallel.strategies import axes
-from parallel.strategies.data_parallel import bucketing
-from parallel.strategies.zero import STAGES, summed
+from parallel.strategies.declaration import UNIT_BYTES
+from parallel.strategies.zero import group_sync_arguments
 
 if TYPE_CHECKING:
     from nn.core.network import Network
@@ -39,7 +39,7 @@ def ExpertParallel(
     way: str = "pairs",
     stage: int = 0,
     bucketing: dict | None = None,
-    unit_bytes: int = 1 << 20,
+    unit_bytes: int = UNIT_BYTES,
     prefetch: int | None = None,
     compressor=None,
 ) -> DistributedTrainer:
@@ -88,9 +88,5 @@ def build(options, network, loss, optimizer, communicator) -> DistributedTrainer
         expert=sizes["expert"],
         tensor=sizes["tensor"],
         way=options.tensor,
-        stage=STAGES.get(options.strategy_name, 0),
-        bucketing=bucketing(options),
-        unit_bytes=int(options.unit * 2**20),
-        prefetch=options.prefetch,
-        compressor=summed(options)["compressor"],
+        **group_sync_arguments(options),
     )

@@ -102,8 +102,8 @@ class Stashed(LocalUpdate):
         """The parameters after so many updates, as layers see them."""
         return self.p if updates == self.updates else self.stash[updates][1]
 
-    def share(self, peers) -> None:
-        """The ranks of `peers` have this stage (collective)."""
+    def make_buckets(self, peers) -> None:
+        """Make the buckets in which the ranks of `peers`, which have this stage, sum gradients (collective)."""
         layout, size = self.layout, self.layout.size
         vector = self.vector[: size + 1]  # behind the gradients, whether a loss was bad
         self.buckets = Buckets(peers, vector, layout.ends.values(), size, **self.bucketing)
@@ -248,7 +248,7 @@ class PipeDreamPass(PipelinePass):
             trainer.mesh.made.append(peers)
             self.peers = peers if self.replicas[stage] > 1 else None
             if self.peers:
-                trainer.sync.share(peers)
+                trainer.sync.make_buckets(peers)
 
     def parts(self, samples):
         """Of fewer samples than mini-batches one each."""

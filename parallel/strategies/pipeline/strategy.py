@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from parallel.strategies import axes
 from parallel.strategies.data_parallel import MessageOptions, bucketing
-from parallel.strategies.declaration import ALIKE, ROUNDED, WITH_PARTS, Strategy, Supports
+from parallel.strategies.declaration import ALIKE, ROUNDED, UNIT_BYTES, WITH_PARTS, Strategy, Supports
 from parallel.strategies.pipeline.option import arguments as schedule_arguments
 from parallel.strategies.zero import summed
 
@@ -48,7 +48,7 @@ def Pipeline(
     attention: str = "ring",
     zero1: bool = False,
     bucketing: dict | None = None,
-    unit_bytes: int = 1 << 20,
+    unit_bytes: int = UNIT_BYTES,
     compressor: Compressor | None = None,
     limit: float = 300.0,
     **options,

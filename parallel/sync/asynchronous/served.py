@@ -181,7 +181,7 @@ class Asynchronous(Served):
                 self.server.open(step)
             if self.works:
                 self.worker.open(step, self.updates)
-        self.step, self.samples, self.total, self.told = step, samples, total, 0.0
+        self.step, self.samples, self.told = step, samples, 0.0
         self.sizes.add(step, total)
         if self.works:
             self.worker.read()
@@ -193,7 +193,7 @@ class Asynchronous(Served):
         self.told = loss
 
     def end_addend(self):
-        """`sum` pushes them."""
+        """`finish_step` pushes them."""
 
     def finish_step(self):
         """Push, or tell that this gradient is none; a server on a rank of its own serves as long as the step lasts."""

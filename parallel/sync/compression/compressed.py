@@ -134,10 +134,11 @@ class Pieces:
         maximum=None,
     ):
         self.communicator, self.hosts, self.senders, self.maximum = communicator, hosts, senders, maximum
-        rank, attached = (
-            communicator.rank,
-            lambda region, i: copy.copy(compressor).attach(region, dtype, seed, (i, len(senders))),
-        )
+
+        def attached(region: Region, i: int) -> Compressor:
+            return copy.copy(compressor).attach(region, dtype, seed, (i, len(senders)))
+
+        rank = communicator.rank
         self.encoders = [attached(region, senders.index(rank)) for region in regions] if rank in senders else []
         self.decoder = attached(regions[hosts.index(rank)], 0) if rank in hosts else None
         self.sent = 0  # bytes
