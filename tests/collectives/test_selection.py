@@ -223,7 +223,7 @@ def test_a_measured_table_holds_for_messages_too(tmp_path, monkeypatch):
     "operation, needs, message",
     [
         ("sum", (), "no operation 'sum': expected one of allgather, allreduce"),
-        ("allreduce", {NODES}, "allreduce, newest: expected a parameter 'nodes', .* beside rank, size, count"),
+        ("allreduce", {NODES}, "allreduce, newest: expected a parameter 'nodes' after rank, size, count"),
         ("allreduce", {Need.DIMS}, "expected a parameter 'dims'"),
         ("reduce", (), "reduce, newest: expected a parameter 'root'"),
         ("alltoall", (), "expected a parameter 'into'"),
