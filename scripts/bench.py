@@ -25,6 +25,12 @@ OPTIONS = [
         "measure every algorithm instead, and write a table of the fastest, for RINGPROP_TUNE; without FILE into the "
         "user's cache, where every communicator on one node finds it",
     ),
+    (
+        "engine",
+        "explain",
+        {"action": "store_true"},
+        "instead of times, where a step reads and writes memory: calls, bytes and seconds of every NumPy function",
+    ),
     ("network", "network", FILE, "write the measured network there (default: network.json, beside the file of --json)"),
     ("network", "table", FILE, "write the algorithms that are fastest on the measured network, for RINGPROP_TUNE"),
 ]

@@ -56,8 +56,17 @@ CASES = {
 }
 
 
-def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
-    """Times with 1 and 2 threads, memory and allocations with 1."""
+def rows(quick: bool = False, only: str = "", explain: bool = False) -> Iterator[Row]:
+    """Times with 1 and 2 threads, memory and allocations with 1; or where time goes (`explain`)."""
+    if explain:
+        for case in CASES:
+            if only in case:
+                worker = Worker("ours", case, 1)
+                try:
+                    yield from (Row(**row) for row in worker.ask({"passes": 1 if quick else 20}))
+                finally:
+                    worker.close()
+        return
     for threads in (1, 2):
         times = []
         for case in CASES:
@@ -220,6 +229,8 @@ def work(side: str, case: str) -> None:
             answer = run(runner, question["seconds"])
         elif "floors" in question:
             answer = runner.floors(question["floors"])
+        elif "passes" in question:
+            answer = runner.passes(question["passes"])
         elif "peak" in question:
             answer = matmul_speed(2 if question["peak"] else 6)
         else:
@@ -339,6 +350,30 @@ class Ours(Measured):
             for room, name, work in originals:
                 setattr(room, name, work)
         return taken
+
+    def passes(self, steps: int, least: float = 0.01) -> list[dict]:
+        """Rows of a step's passes over memory, those that take at least that part of it, beside streaming speed."""
+        from engine_passes import PRODUCTS, passes_of_a_step
+
+        step, passes = passes_of_a_step(self.trainer, self.batches, steps)
+        moves = {key: entry for key, entry in passes.items() if key[-1] not in PRODUCTS}
+        products = sum(entry.seconds for key, entry in passes.items() if key[-1] in PRODUCTS)
+        moved, streaming = (sum(getattr(entry, name) for entry in moves.values()) for name in ("seconds", "streaming"))
+        rows = []
+
+        def add(name: str, seconds: float, streaming: float | None, note: str) -> None:
+            best = None if streaming is None else 1e3 * streaming
+            rows.append(dict(case=name, ours=1e3 * seconds, peer=best, peer_name="at full speed", note=note))
+
+        add(self.case, step, None, f"products {1e3 * products:.3g} ms; passes over memory below; the rest is Python")
+        add("  passes", moved, streaming, f"{sum(e.nbytes for e in moves.values()) / MIB:.3g} MiB")
+        for (layer, kind, function), entry in sorted(moves.items(), key=lambda item: -item[1].seconds):
+            if entry.seconds >= least * step:
+                note = (
+                    f"{entry.calls} calls, {entry.nbytes / MIB:.3g} MiB, {entry.nbytes / entry.seconds / 1e9:.3g} GB/s"
+                )
+                add(f"  {layer} {kind} {function}", entry.seconds, entry.streaming, note)
+        return rows
 
     def facts(self, allocations: bool) -> dict:
         """What there is to tell besides times."""

@@ -68,6 +68,29 @@ def test_floor_of_a_transformer_is_its_products_and_the_normal_distribution():
     assert bench_engine.floor_note(dict.fromkeys(taken, 0.0), None) == "products alone 0 ms"
 
 
+def test_passes_over_memory_are_counted():
+    """Of a sigmoid, the bytes that its four functions read and write; afterwards the trainer computes as before."""
+    import bench_engine
+    import numpy as np
+    from engine_passes import passes_of_a_step
+
+    runner, other = bench_engine.Ours(MLP), bench_engine.Ours(MLP)
+    seconds, passes = passes_of_a_step(runner.trainer, runner.batches, steps=2)
+    forward = {
+        function: entry for (layer, kind, function), entry in passes.items() if (layer, kind) == ("Sigmoid", "forward")
+    }
+    assert seconds > 0 and set(forward) == {"multiply", "tanh", "add"}
+    entries = 4 * 10 * (30 + 10)  # bytes of both activations
+    assert forward["tanh"].nbytes == 2 * entries and forward["tanh"].calls == 2
+    assert forward["multiply"].nbytes == 4 * entries and forward["multiply"].calls == 4
+    for x, y in runner.batches[:1] + 2 * runner.batches + runner.batches[:1] + runner.batches[:2]:
+        other.trainer.step(x, y)
+    assert np.array_equal(runner.trainer.flat_parameters, other.trainer.flat_parameters)
+    rows = bench_engine.Ours(MLP).passes(1, least=0)
+    assert rows[0]["case"] == MLP and rows[1]["case"].strip() == "passes"
+    assert {"  Sigmoid forward tanh", "  QuadraticLoss forward subtract"} <= {row["case"] for row in rows}
+
+
 def test_both_sides_have_the_same_models():
     pytest.importorskip("torch")
     import torch_models
