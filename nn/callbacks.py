@@ -6,6 +6,7 @@ from nn.guesses import refuse_name
 from nn.training.callbacks import EarlyStopping, ExpertLoad, Metrics, Progress, RestoreBest
 from nn.training.checkpoint_callback import KeepCheckpoints
 from nn.training.schedules import MomentumCorrection, Plateau
+from nn.training.tensorboard import TensorBoard
 from nn.training.training import Callback
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Plateau",
     "Progress",
     "RestoreBest",
+    "TensorBoard",
 ]
 
 __getattr__ = partial(refuse_name, __name__)

@@ -4,6 +4,7 @@ python tests/test_installed.py      write parallel/__init__.pyi, what type check
 """
 
 import argparse
+import configparser
 import json
 import os
 import re
@@ -91,6 +92,24 @@ def test_a_wheel_has_all_that_it_takes_to_train(tmp_path):
     where = "import nn, parallel, collectives; print(nn.__file__, parallel.__file__, collectives.__file__)"
     said = call(sys.executable, "-c", where, cwd=here, **python)
     assert said.count(str(place)) == 3, "control: it is not the checkout that was used"
+
+
+def test_the_image_has_all_that_the_wheel_is_made_of():
+    copied = re.findall(r"^COPY (.*) \S+$", (ROOT / "containers/Dockerfile").read_text(), re.MULTILINE)
+    assert sorted(name for names in copied for name in names.split()) == sorted(SOURCES)
+
+
+def test_the_recipe_for_spack_wants_what_the_wheel_wants():
+    """Version and least versions of containers/spack are those of setup.cfg."""
+    setup, recipe = configparser.ConfigParser(), (ROOT / "containers/spack/packages/py-ringprop/package.py").read_text()
+    setup.read(ROOT / "setup.cfg")
+    wanted = dict(line.split(">=") for line in setup["options"]["install_requires"].split())
+    wanted["python"] = setup["options"]["python_requires"].removeprefix(">=")
+    given = {name.removeprefix("py-"): least for name, least in re.findall(r'depends_on\("(\S+)@(\S+):"', recipe)}
+    assert given.pop("setuptools") in (ROOT / "pyproject.toml").read_text()
+    given["pillow"] = given.pop("pil")
+    assert given == wanted
+    assert f'version("{setup["metadata"]["version"]}")' in recipe
 
 
 def test_the_command_finds_what_is_there(capsys, tmp_path, monkeypatch):

@@ -127,7 +127,7 @@ def flags_of(script: str) -> set[str]:
 
 
 # Programs of others, whose flags we do not know: what follows one of them up to the name of a script.
-OTHERS = "git archive|mpirun|torchrun|mpiexec|srun|sbatch|docker|apptainer|pip|pytest|ulfm|a container"
+OTHERS = "git archive|mpirun|torchrun|mpiexec|srun|sbatch|docker|apptainer|pip|pytest|ulfm|a container|tensorboard"
 OF_OTHERS = {
     "--mca",
     "--oversubscribe",
@@ -145,9 +145,11 @@ def test_flags_exist(document):
     unknown = []
     for line in read(document).splitlines():
         script = "scripts/train.py"
-        for word in re.findall(rf"scripts/[\w/]+\.py|ringprop grade|\b(?:{OTHERS})\b|(?<![\w-])--[a-z][a-z-]*", line):
+        for word in re.findall(
+            rf"scripts/[\w/]+\.py|ringprop (?:grade|doctor)|\b(?:{OTHERS})\b|(?<![\w-])--[a-z][a-z-]*", line
+        ):
             if not word.startswith("--"):
-                script = word.replace("ringprop grade", "scripts/grade.py")
+                script = re.sub(r"ringprop (\w+)", r"scripts/\1.py", word)
             elif script.startswith("scripts/") and word not in flags_of(script) | OF_OTHERS:
                 unknown.append(word)
     assert unknown == []

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from nn.core.layer import Shape
-from nn.files.protobuf import message
+from nn.protobuf import message
 
 OPSET, IR_VERSION = 17, 8
 TYPES = {"float32": 1, "uint8": 2, "int64": 7, "bool": 9}  # TensorProto.DataType

@@ -10,6 +10,7 @@
 | loss_scale.py | of mixed precision: the scale, and steps that are skipped |
 | batches.py | what `fit` may be given as data |
 | callbacks.py | progress, metrics, stopping in time |
+| tensorboard.py, event_file.py | what TensorBoard reads; its files, byte by byte |
 | schedules.py | learning rates by name, and those that listen to training |
 | checkpoints.py | files that a crash cannot spoil |
 | state_files.py, checkpoint_writer.py | the arrays of a checkpoint's file; who writes it |

@@ -31,6 +31,7 @@ COMMANDS = {
     "data": "get_data.py",
     "workload": "workload.py",
     "grade": "grade.py",
+    "doctor": "doctor.py",
 }
 WRONG = 2  # exit status
 

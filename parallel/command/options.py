@@ -221,6 +221,12 @@ class ReportOptions:
     timeline: bool = option(
         False, "record what every rank did when: trace.json, recorded.goal, a picture", everyday=True
     )
+    tensorboard: str | None = option(
+        None,
+        "write event files for TensorBoard there: loss and rate of steps, the numbers of epochs",
+        metavar="DIR",
+        everyday=True,
+    )
     memory: bool = option(False, "after training: bytes that every rank keeps and sends, beside the formulas")
     pictures: bool = option(True, "draw curves.png and breakdown.png; without them a short run ends a second earlier")
 

@@ -16,7 +16,7 @@ from parallel.strategies.axes import mesh
 FREE_ON_RESUME = {
     "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "checkpoint", "resume", "out", "watch",
     "check_replicas", "profile", "find_lr", "inspect", "timeline", "pictures", "strategy", "mesh", "pipeline",
-    "tensor", "memory", "elastic", *READERS,
+    "tensor", "tensorboard", "memory", "elastic", *READERS,
 }  # fmt: skip
 # What a run has whose config.json is from before there was the option, where that is not the default.
 EARLIER_DEFAULTS = {"validation": 0.0}

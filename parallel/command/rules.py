@@ -254,6 +254,8 @@ def check_surroundings(options: Options, ranks: int | None) -> None:
         policy.check_ranks(options, ranks)
     if options.offload:
         check_directory("--offload", options.offload)
+    if options.tensorboard and not launcher.rank_from_environment():  # other ranks write nothing there
+        check_directory("--tensorboard", options.tensorboard)
     if options.out:
         check_directory("--out", options.out)
         if not options.find_lr and not launcher.joins():

@@ -16,6 +16,7 @@ import numpy as np
 import nn
 from nn.analysis import pictures
 from nn.training import callbacks, checkpoint_callback, checkpoints
+from nn.training.tensorboard import TensorBoard
 from nn.training.training import check_progress
 from parallel.command import factory, trained_run
 from parallel.command.factory import Parts, prepare
@@ -147,6 +148,7 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
         callbacks.Metrics(out / "metrics.jsonl"),
         *schedule_hooks,
     ]
+    hooks += [TensorBoard(options.tensorboard)] if options.tensorboard else []
     termination = survivor.termination if survivor else checkpoint_callback.Termination()
     keeper = checkpoint_callback.KeepCheckpoints(kept, options.checkpoint_steps, metric, how["background"], termination)
     hooks += [keeper, survivor.keeper.end] if survivor else [keeper]

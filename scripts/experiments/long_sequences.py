@@ -89,7 +89,7 @@ def heads_table(length: int = 1 << 14, ranks: int = 16, inside: int = 8) -> str:
 def crossovers() -> str:
     """The lengths from which a ring is not slower, in a sentence."""
     found = [f"{name} {length:,}" for name in MACHINES if (length := crossover(name))]
-    return f"A ring is not slower than Ulysses from so many positions on: {', '.join(found)}."
+    return f"A ring is at least as fast as Ulysses from this number of positions on: {', '.join(found)}."
 
 
 def picture():

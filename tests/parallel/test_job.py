@@ -191,6 +191,17 @@ def test_ranks_compute_what_one_process_does(tmp_path, small):
         assert not list((tmp_path / name).glob("*.png"))
 
 
+def test_the_first_rank_writes_for_tensorboard_and_a_resumed_run_adds_a_file(tmp_path):
+    run, board = tmp_path / "run", tmp_path / "board"
+    train(*SMALL, "--batch", "8", "--ranks", "2", "--out", run, "--tensorboard", board)
+    (first,) = board.iterdir()
+    assert b"epoch/validation_accuracy" in first.read_bytes() and b"step/lr" in first.read_bytes()
+    train(*RESUME, run, "--epochs", "4")
+    assert len(list(board.iterdir())) == 2
+    train(*RESUME, run, "--epochs", "5", "--no-tensorboard")
+    assert len(list(board.iterdir())) == 2
+
+
 def test_digits_on_two_ranks_reach_97_percent(tmp_path):
     """What `make train` does, a quarter as long; the next one does it on more data."""
     train("--ranks", "2", "--epochs", "8", "--no-pictures", "--out", tmp_path / "run")

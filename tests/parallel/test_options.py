@@ -24,7 +24,7 @@ loss label_smoothing optimizer lr momentum nesterov weight_decay clip schedule l
 patience ranks strategy allreduce node_memory overlap bucket first_bucket compress servers server_place unit prefetch
 consistency delay_compensation offload reproducible check_replicas watch threads checkpoint_steps checkpoint profile
 find_lr inspect timeline memory pictures out resume mesh pipeline tensor context owt elastic
-memory_limit from_ freeze rates
+memory_limit from_ freeze rates tensorboard
 """.split()  # noqa: SIM905
 
 

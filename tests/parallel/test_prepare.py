@@ -25,6 +25,7 @@ WRONG = [
     ("--model mpl:64,10", "did you mean 'mlp'"),
     ("--model mlp:65,10", "expected 64"),
     ("--model transformer", "transformer takes sequences of ids"),
+    ("--tensorboard {file}.npz/board", "--tensorboard {file}.npz/board: {file}.npz is a file, no directory"),
     ("--data dgits", "no data set 'dgits'; known: digits"),
     ("--data {file}.npz", "not an .npz file; expected the arrays x_train"),
     ("--data=", "--data must not be empty: leave it out"),

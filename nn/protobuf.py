@@ -1,7 +1,8 @@
-"""The little of Protocol Buffers that ONNX needs, written by hand: a message is its fields, one after the other.
+"""The part of Protocol Buffers that ONNX and TensorBoard need, by hand: a message is its fields, one after the other.
 
 A field is a key, number << 3 | kind, and a value: kind 0 a varint (seven bits a byte, lowest first, the eighth bit says
-that more follow), kind 2 bytes with their length before them (texts and messages too), kind 5 four bytes of a float.
+that more follow), kind 1 eight bytes of a float, kind 2 bytes with their length before them (texts and messages too),
+kind 5 four bytes of a float.
 Source: the encoding as Google publishes it (Protocol Buffers, 2008).
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-VARINT, BYTES, FLOAT = 0, 2, 5
+VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5
 
 
 def varint(number: int) -> bytes:
@@ -31,6 +32,11 @@ def field(number: int, value: int | float | str | bytes) -> bytes:
         return varint(number << 3 | VARINT) + varint(value)
     content = value.encode() if isinstance(value, str) else value
     return varint(number << 3 | BYTES) + varint(len(content)) + content
+
+
+def double(number: int, value: float) -> bytes:
+    """One field of eight bytes."""
+    return varint(number << 3 | DOUBLE) + struct.pack("<d", value)
 
 
 def message(*fields: tuple[int, int | float | str | bytes | Iterable]) -> bytes:
