@@ -9,8 +9,7 @@
 | state.py | which arrays a trainer's state has, and whether a given one fits |
 | loss_scale.py | of mixed precision: the scale, and steps that are skipped |
 | batches.py | what `fit` may be given as data |
-| callbacks.py | progress, metrics, stopping in time |
-| tensorboard.py, event_file.py | what TensorBoard reads; its files, byte by byte |
+| callbacks.py, tensorboard.py, event_file.py | progress, metrics, stopping in time; for TensorBoard; its files |
 | schedules.py | learning rates by name, and those that listen to training |
 | checkpoints.py | files that a crash cannot spoil |
 | state_files.py, checkpoint_writer.py | the arrays of a checkpoint's file; who writes it |
