@@ -11,8 +11,7 @@
 | resuming.py, auto.py | a run that is continued; --strategy auto |
 | training_run.py | one run, from options to results |
 | trained_run.py, predict.py, sample.py | the network that it leaves, and using it |
-| report.py, grade.py | a page about some runs; points for a project of the course |
-| doctor.py, findings.py | an acceptance test of ranks and network, what it found: acceptance.py, trials.py |
+| report.py, grade.py, doctor.py | a page about runs; points for a project; findings.py, acceptance.py, trials.py |
 | commands.py, version.py | the command `ringprop`, which finds the scripts; which ringprop this is |
 | run_directory.py, run_lock.py | its directory, and how to go on from it; only one process trains there |
 """
