@@ -1,4 +1,4 @@
-"""What a BLAS library is told by the environment, before NumPy loads it: its threads, and the kernels that fit."""
+"""Environment variables for the BLAS library, set before NumPy loads it: its threads, and the kernels that fit."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ ZEN5 = 26  # AMD's name of that family of processors
 def settings(
     threads: int, environment: Mapping[str, str] = MappingProxyType({}), cpuinfo: str = "/proc/cpuinfo"
 ) -> dict[str, str]:
-    """Environment variables for so many threads of a process on this machine, and its kernels.
+    """Return the environment variables for a number of threads on this machine, and for its kernels.
 
-    OpenBLAS and MKL read a variable of their own before OMP_NUM_THREADS: where the environment has that one, it counts
-    for them, too.
+    OpenBLAS and MKL read a variable of their own before OMP_NUM_THREADS; an OMP_NUM_THREADS of the environment is
+    therefore set for them, too.
     """
     of_the_job = environment.get("OMP_NUM_THREADS", "").partition(",")[0]  # "4,2": of nested loops, the outer first
     return dict.fromkeys(THREADS, of_the_job or str(threads)) | kernels(cpuinfo)
 
 
 def kernels(cpuinfo: str = "/proc/cpuinfo") -> dict[str, str]:
-    """For AMD's processors from Zen 5 on: OpenBLAS's kernels of AVX-512, where it may know but AVX2.
+    """Return, for AMD's processors from Zen 5 on, the variable that selects OpenBLAS's AVX-512 kernels.
 
     OpenBLAS 0.3.31 (NumPy 2.4) takes a Zen 5 that it has no name for as a Haswell; with these kernels a training step
     takes 0.7 of the time. Other processors and libraries are left alone, and so is what the user has said.
@@ -44,6 +44,6 @@ def kernels(cpuinfo: str = "/proc/cpuinfo") -> dict[str, str]:
 
 
 def settle(threads: int | None = None) -> None:
-    """Set them for this process and what it starts, but for what the user has set; without `threads` the kernels."""
+    """Set them for this process and its children, unless the user has; without `threads` only the kernels."""
     for name, value in (kernels() if threads is None else settings(threads, os.environ)).items():
         os.environ.setdefault(name, value)

@@ -77,7 +77,7 @@ class LaunchError(RuntimeError):
 
 
 def number(name: str) -> int | None:
-    """What a launcher of ranks has set; None where it has not. Raises LaunchError where that is no number."""
+    """Return a number that a launcher has set, None if it has not. Raises LaunchError if it is no number."""
     if (text := os.environ.get(name)) is None:
         return None
     if not text.isdecimal():
@@ -86,18 +86,18 @@ def number(name: str) -> int | None:
 
 
 def rank_from_environment() -> int | None:
-    """This process's rank as its launcher tells it, without touching MPI; None if nothing launched it."""
+    """Return this process's rank as its launcher has set it, without touching MPI; None if nothing launched it."""
     return number(name) if (name := rank_variable()) else None
 
 
 def rank_variable() -> str:
-    """The environment variable in which this process's launcher tells its rank; "" if nothing launched it."""
+    """Return the environment variable with this process's rank; "" if nothing launched it."""
     srun = ("SLURM_PROCID",) if (number("SLURM_STEP_NUM_TASKS") or 1) > 1 else ()
     return next((name for name in processes.RANK + srun if name in os.environ), "")
 
 
 def size_from_environment() -> int | None:
-    """How many ranks this process's launcher started; None if nothing launched it, or it does not tell."""
+    """Return how many ranks this process's launcher started; None if nothing launched it, or it does not say."""
     if not inside():
         return None
     return number(JOINS) or _launched_size()
@@ -108,9 +108,9 @@ def _launched_size() -> int | None:
 
 
 def inside() -> bool:
-    """Whether mpiexec, srun or the like started this process as one of several ranks: it must not launch ranks itself.
+    """Return whether mpiexec, srun or the like started this process as one of several ranks, so it must not launch any.
 
-    A job of one that somebody else started, such as a notebook server under srun, is a process like any other.
+    A job of one process that another launcher started, such as a notebook server under srun, may launch ranks.
     """
     if rank_from_environment() is None:
         return False
@@ -118,12 +118,12 @@ def inside() -> bool:
 
 
 def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what a launcher has told a rank: ranks that are started in it are another job's."""
+    """Return an environment without a launcher's variables for a rank: ranks started in it are another job's."""
     return {name: value for name, value in environment.items() if not _OF_A_RANK.match(name)}
 
 
 def find_mpiexec() -> Path:
-    """The mpiexec beside this Python (MPI from a wheel or conda), else the first on PATH.
+    """Return the mpiexec beside this Python (MPI from a wheel or conda), else the first on PATH.
 
     Raises LaunchError, with what to install, if there is none.
     """
@@ -139,13 +139,13 @@ def find_mpiexec() -> Path:
 
 
 def beside_python(mpiexec: Path) -> bool:
-    """Whether it is from a wheel or conda, for this machine alone, and no cluster's own."""
+    """Return whether an mpiexec is from a wheel or conda, for this machine alone, and not a cluster's own."""
     return mpiexec.parent == Path(sys.executable).parent
 
 
 @functools.cache
 def _version(mpiexec: Path) -> str:
-    """What it says of itself."""
+    """Return the output of `mpiexec --version`."""
     environment = {"HOME": "/"} | os.environ  # without one Open MPI does not even say this
     return subprocess.run(
         [str(mpiexec), "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment
@@ -157,7 +157,7 @@ def _is_open_mpi(mpiexec: Path) -> bool:
 
 
 def why_all_end() -> str:
-    """Why a job ends with the first of its ranks that dies; empty where MPI's fault tolerance lets others go on.
+    """Return why a job ends with its first rank that dies; empty if MPI's fault tolerance lets the others go on.
 
     In a rank, as it was started; elsewhere, as `Job` would start them.
     """
@@ -173,22 +173,22 @@ def why_all_end() -> str:
 
 
 def joins() -> bool:
-    """Whether this process was started in place of a rank that has died."""
+    """Return whether this process was started in place of a rank that has died."""
     return JOINS in os.environ
 
 
 def begun() -> None:
-    """A rank of such a job: MPI has started on all, and from now on a death ends nobody else."""
+    """Record that MPI has started on all ranks: from now on the death of a rank does not end the others."""
     _record(BEGUN, 1)
 
 
 def ended(status: int) -> None:
-    """A rank of a job that survives the death of others: all have ended, with this status."""
+    """Record that all ranks of a job that survives deaths have ended, with this status."""
     _record(STATUS, min(status, NONE - 1))
 
 
 def _record(place: int, value: int) -> None:
-    """Write one byte of the job's record; nothing in a job that has none."""
+    """Write one byte of the job's record, if it has one."""
     if path := os.environ.get(RECORD):
         with contextlib.suppress(FileNotFoundError):  # the launcher was killed
             file = os.open(path, os.O_WRONLY)
@@ -197,7 +197,7 @@ def _record(place: int, value: int) -> None:
 
 
 def settings(ranks: int, mpiexec: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Default environment variables of a local job (measured with Open MPI 5.0, MPICH 5.0 and Intel MPI 2021.18)."""
+    """Return the environment variables of a local job (measured with Open MPI 5.0, MPICH 5.0, Intel MPI 2021.18)."""
     chosen = blas.settings(max(1, cores() // ranks), environment)
     chosen["PYTHONUNBUFFERED"] = "1"  # what a rank printed before it was killed is not lost
     chosen["PYTHONFAULTHANDLER"] = "1"  # a rank that gets SIGABRT says where it was, even inside a C call
@@ -223,7 +223,7 @@ def settings(ranks: int, mpiexec: Path, environment: Mapping[str, str] = os.envi
 
 
 def settle() -> None:
-    """In a rank that the user's own mpirun started, before MPI is imported: look for no fabric, as in `settings`."""
+    """Disable fabrics as in `settings`, in a rank that the user's own mpirun started; before MPI is imported."""
     size = os.environ.get("OMPI_COMM_WORLD_SIZE")
     one_node = size is not None and size == os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
     if one_node and os.access(Path(sys.executable).with_name("mpiexec"), os.X_OK):
@@ -328,7 +328,7 @@ class Job:
             raise
 
     def poll(self) -> int | None:
-        """The exit status, or None while the job runs; LOST where mpiexec itself was killed or hung."""
+        """Return the exit status, None while the job runs; LOST if mpiexec itself was killed or hung."""
         code = self._mpiexec.poll()
         if code is not None and code < 0:  # no rank's: that one mpiexec tells as a status
             self.trouble = self.trouble or f"mpiexec itself was ended by {signal.Signals(-code).name}"
@@ -350,7 +350,7 @@ class Job:
         return LOST if self.trouble else code
 
     def first_failed(self) -> tuple[int, int] | None:
-        """Number and exit status of the first rank that failed, where mpiexec itself does not tell; else None."""
+        """Return number and exit status of the first rank that failed, if mpiexec itself does not say; else None."""
         if self._failed is None and self._first:
             with contextlib.suppress(OSError, ValueError):  # none has; or it is being written
                 rank, status = map(int, self._first.read_text().split())
@@ -370,7 +370,7 @@ class Job:
         raise LaunchError(f"no place for the record of the job, 2 bytes: {said}") from said
 
     def _read_record(self) -> tuple[bool, int | None]:
-        """Whether MPI has started on all ranks that survive others, and the status with which all have ended."""
+        """Return whether MPI has started on all ranks that survive others, and the status with which all have ended."""
         if not self._record:
             return True, None
         try:
@@ -380,7 +380,7 @@ class Job:
         return bool(record[BEGUN]), None if record[STATUS] == NONE else record[STATUS]
 
     def _end_without_ranks(self) -> None:
-        """End an mpiexec that stays though its ranks have gone, or stand still. Where processes cannot be seen, not."""
+        """End an mpiexec that stays although its ranks have ended or are stopped, if processes can be seen."""
         now = time.monotonic()
         starts = not self._read_record()[0]
         if now < self._looked + (SOON if starts else LOOK):
@@ -441,7 +441,7 @@ class Job:
         return code
 
     def _pass_lines(self, timeout: float) -> None:
-        """Pass on what comes in that time; with 0, all that is there of a job that has ended."""
+        """Pass on the output of that time; with 0, all that is left of a job that has ended."""
         out, end = self._mpiexec.stdout, time.monotonic() + (timeout or math.inf)
         while not out.closed and select.select([out], [], [], timeout)[0]:
             chunk = os.read(out.fileno(), 65536)
@@ -464,14 +464,14 @@ class Job:
             raise
 
     def say(self, message: str) -> None:
-        """Say something of the launcher's own, where the ranks' output goes."""
+        """Write a message of the launcher to where the ranks' output goes."""
         if self._line:
             self._say_line(message)
         else:
             print(message, end="", file=sys.stderr if self._out is None else self._out, flush=True)
 
     def pids(self) -> list[int]:
-        """Process ids of everything that belongs to this job and runs, mpiexec included (needs /proc)."""
+        """Return the ids of all running processes of this job, mpiexec included (needs /proc)."""
         return processes.find(self.name)
 
     def show_stacks(self) -> None:
@@ -499,7 +499,7 @@ class Job:
                 self.say(line + "\n")
 
     def ask(self, patience: float) -> None:
-        """SIGTERM to the ranks themselves, of which mpiexec knows nothing; return when they have ended, or it is time.
+        """Send SIGTERM to the ranks themselves, without mpiexec; return when they have ended, or it is time.
 
         (mpiexec would kill them a second after it.)
         """
@@ -526,7 +526,7 @@ class Job:
                 self._mpiexec.stdout.close()
 
     def _clean(self) -> None:
-        """The job has ended: nothing of it is left."""
+        """Free all that is left of a job that has ended."""
         processes.end_keeper(self._keeper)
         if self._record:
             shutil.rmtree(self._record.parent, ignore_errors=True)
@@ -587,13 +587,13 @@ def run(
 
 
 def named(ranks: Iterable[str]) -> str:
-    """Numbers of ranks in words, as a subject: "rank 1 has"."""
+    """Return numbers of ranks in words, as a subject: "rank 1 has"."""
     found = sorted(ranks, key=int)
     return f"rank{'s' * (len(found) > 1)} {', '.join(found)} ha{'s' if len(found) == 1 else 've'}"
 
 
 def ending(status: int) -> str:
-    """An exit status in words: "the ranks ended by signal 9 (SIGKILL)"."""
+    """Return an exit status in words: "the ranks ended by signal 9 (SIGKILL)"."""
     if status == LOST:
         return "mpiexec itself died or hung, or all ranks died"
     try:
@@ -614,7 +614,7 @@ def read_stack(path: str | os.PathLike) -> list[tuple[str, int, str]]:
 
 @contextlib.contextmanager
 def _signals_unwind() -> Iterator[None]:
-    """In this block SIGTERM and SIGHUP raise SystemExit(128 + signal): `with` and `finally` do their work."""
+    """Let SIGTERM and SIGHUP raise SystemExit(128 + signal) in this block: `with` and `finally` do their work."""
 
     def leave(number, frame):
         raise SystemExit(128 + number)

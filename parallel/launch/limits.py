@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores and memory, as its cgroups (containers, Slurm, systemd) limit them.
+"""Cores and memory that this process may use, as its cgroups (containers, Slurm, systemd) limit them.
 
 A limit holds for a group and all groups within it, so the smallest on the way up counts. Version 2 of cgroups has
 cpu.max and memory.max in one tree, version 1 a tree for each controller. Inside a container the path may not exist: the

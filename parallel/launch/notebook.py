@@ -85,18 +85,18 @@ def mpi(line, cell=None):
 
 
 def load_ipython_extension(shell):
-    """What %load_ext calls: from now on there is %%mpi."""
+    """Register %%mpi: %load_ext calls this."""
     shell.register_magic_function(mpi, "line_cell")
 
 
 def unload_ipython_extension(shell):
-    """What %unload_ext calls: no session stays."""
+    """End all sessions: %unload_ext calls this."""
     for name in list(sessions):
         sessions.pop(name).end()
 
 
 def _refuse(asked, out: list[str], cell: str) -> None:
-    """Raise UsageError for numbers and names that cannot be, and for a cell that is no Python."""
+    """Raise UsageError for impossible numbers and names, and for a cell that is no Python."""
     if asked.ranks is not None and not 1 <= asked.ranks <= MOST_RANKS:
         raise UsageError(f"-n {asked.ranks}: expected 1 to {MOST_RANKS} ranks")
     if not 0 < asked.timeout < math.inf:
@@ -114,7 +114,7 @@ def _refuse(asked, out: list[str], cell: str) -> None:
 
 
 def _tell_or_end(name: str) -> None:
-    """The line `%mpi`, or `%mpi --end NAME`."""
+    """Run the line `%mpi`, or `%mpi --end NAME`."""
     if name and name not in sessions:
         raise UsageError(f"--end {name}: no such session; {_listed()}")
     if name:
@@ -129,7 +129,7 @@ def _listed() -> str:
 
 
 def _session(name: str, ranks: int | None) -> Session:
-    """The ranks that a cell runs on."""
+    """Return the ranks that a cell runs on."""
     if not name:
         return Session(2 if ranks is None else ranks, stays=False)
     if name in sessions and ranks not in (None, sessions[name].ranks):
@@ -143,7 +143,7 @@ def _names(text: str) -> list[str]:
 
 
 def _disturbed(option: str, text: str, ranks: int) -> dict[int, float]:
-    """{rank: number} of "1:3,2:0.5"."""
+    """Return {rank: number} of "1:3,2:0.5"."""
     found = {}
     for each in _names(text):
         try:
@@ -161,7 +161,7 @@ def _disturbed(option: str, text: str, ranks: int) -> dict[int, float]:
 
 
 def _given(names: list[str], shell) -> tuple[dict, str]:
-    """What the ranks begin with: values, and imports and definitions as source."""
+    """Return what the ranks start with: values, and imports and definitions as source."""
     lines, values = [], {}
     for name in names:
         if name not in shell.user_ns:
@@ -187,7 +187,7 @@ def _given(names: list[str], shell) -> tuple[dict, str]:
 
 
 def _definition(name: str, cells: list[str]) -> str:
-    """The source of a function or class, from the last cell that defined it."""
+    """Return the source of a function or class, from the last cell that defined it."""
     for text in reversed(cells):
         try:
             body = ast.parse(text).body

@@ -1,4 +1,4 @@
-"""What the ranks of a cell print and draw, side by side.
+"""Show the output and figures of a cell's ranks side by side.
 
 In a notebook a column a rank, which grows while they print; figures and the value of the last line below. In a terminal
 lines as they come, with the rank in front.
@@ -21,7 +21,7 @@ WIDTH = 120  # characters across, in text
 
 
 class Output:
-    """Of one cell: `read` what is new, and show it."""
+    """The output of one cell: `read` what is new, and show it."""
 
     def __init__(self, ranks: int, live: bool):
         self.live = live
@@ -33,13 +33,13 @@ class Output:
         self._shown, self._handle, self._told = 0.0, None, ""
 
     def say(self, line: str) -> None:
-        """A line of the MPI library's own."""
+        """Show a line of the MPI library."""
         self._told += line
         if not self.live:
             print(line, end="", flush=True)
 
     def read(self, place: Path, end: bool = False) -> None:
-        """Take what the ranks have written into a cell's directory since the last time; at the end, all the rest."""
+        """Read what the ranks have written into a cell's directory since the last time; at the end, all the rest."""
         new = False
         for rank in range(len(self.text)):
             if self._files[rank] is None:
@@ -70,7 +70,7 @@ class Output:
                     print(f"[rank {rank}] = {' '.join(filter(None, [value, drawn]))}")
 
     def _print(self, rank: int, text: str, end: bool) -> None:
-        """Whole lines, with the rank in front."""
+        """Print whole lines, with the rank in front."""
         *lines, self._partial[rank] = (self._partial[rank] + text).split("\n")
         for line in lines + [self._partial[rank]] * bool(end and self._partial[rank]):
             print(f"[rank {rank}] {line}", flush=True)
@@ -102,7 +102,7 @@ class Output:
         return f'<div style="display:flex;flex-wrap:wrap;gap:1.2em">{"".join(columns)}</div>{told}'
 
     def __repr__(self):
-        """Columns of text; one rank below the other where they are too wide."""
+        """Return columns of text; one rank below the other if they are too wide."""
         columns = []
         for rank, (text, value, figures) in enumerate(zip(self.text, self.values, self.figures, strict=True)):
             drawn = [f"({len(figures)} figures)"] if figures else []
@@ -116,7 +116,7 @@ class Output:
 
 
 def latest(text: str) -> str:
-    """The last lines of what a rank has printed, and that there were others."""
+    """Return the last lines of a rank's output, and a note if there were others."""
     if len(text) <= MOST:
         return text
     begin = text.find("\n", len(text) - MOST, len(text) - MOST // 2) + 1  # of a line, unless lines are very long
@@ -124,5 +124,5 @@ def latest(text: str) -> str:
 
 
 def as_seen(text: str) -> str:
-    """Text as a terminal shows it: without colours, and of a line that was written over the last state."""
+    """Return text as a terminal shows it: without colours, and with the last state of a line that was overwritten."""
     return OVERWRITTEN.sub("", COLOURS.sub("", text))

@@ -1,4 +1,4 @@
-"""What a rank does with cells of %%mpi (parallel/launch/notebook_session.py), and how values travel between them.
+"""A rank that runs cells of %%mpi (parallel/launch/notebook_session.py), and how values travel between them.
 
 Each rank r runs
 
@@ -23,7 +23,7 @@ import numpy as np
 
 
 def encoded(values: dict) -> tuple[dict, dict]:
-    """(tree for JSON, arrays) of named values. Raises TypeError, with the name, for others than listed above."""
+    """Return (tree for JSON, arrays) of named values. Raises TypeError, with the name, for types not listed above."""
     arrays: dict = {}
     tree = {}
     for name, value in values.items():
@@ -43,14 +43,14 @@ def save(path: Path, values: dict) -> None:
 
 
 def load(path: Path) -> dict:
-    """What `save` wrote."""
+    """Read what `save` wrote."""
     with np.load(path.with_suffix(".npz"), allow_pickle=False) as arrays:
         tree = json.loads(path.with_suffix(".json").read_text())
         return {name: _decode(value, arrays) for name, value in tree.items()}
 
 
 def _encode(value, arrays):
-    """JSON for a value: itself, or {kind: content}; arrays go into `arrays` and are named there."""
+    """Return JSON for a value: itself, or {kind: content}; arrays go into `arrays` and are named there."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) is complex:
@@ -83,7 +83,7 @@ def _decode(value, arrays):
 
 
 def main(directory: Path) -> None:
-    """Run the cells that come, until there are no more: variables stay from each to the next."""
+    """Run one cell after another, until there are no more: variables stay from each to the next."""
     from mpi4py import MPI
 
     rank = MPI.COMM_WORLD.Get_rank()
@@ -100,7 +100,7 @@ def main(directory: Path) -> None:
 
 
 def do(place: Path, rank: int) -> None:
-    """Run the cell in `place`; what it prints goes into a file there, and why it failed, too."""
+    """Run the cell in `place`; its output and its error go into files there."""
     kept = os.dup(1), os.dup(2)
     out = os.open(place / f"{rank}.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number in 1, 2:
@@ -125,7 +125,7 @@ def do(place: Path, rank: int) -> None:
 
 
 def run(place: Path, rank: int) -> None:
-    """Execute the definitions and the cell; save the names that are asked for. Raises what they raise."""
+    """Execute the definitions and the cell; save the wanted names. Raises what they raise."""
     names = vars(sys.modules["__main__"])
     names.update(load(place / "in"))
     exec(compile((place / "definitions.py").read_text(), place / "definitions.py", "exec"), names)
@@ -140,7 +140,7 @@ def run(place: Path, rank: int) -> None:
 
 
 def evaluate(text: str, file: str, names: dict):
-    """Run a cell; the value of its last line, where that is an expression and does not end with a semicolon."""
+    """Run a cell; return the value of its last line, if that is an expression and does not end with a semicolon."""
     tree = ast.parse(text, file)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, file, "exec"), names)
@@ -152,7 +152,7 @@ def evaluate(text: str, file: str, names: dict):
 
 
 def show(place: Path, rank: int, value) -> None:
-    """Leave the figures that are open, and the value of the last line: as a figure, where it is one."""
+    """Save the open figures, and the value of the last line: as a figure, if it is one."""
     figures = []
     if "matplotlib.pyplot" in sys.modules:
         plt = sys.modules["matplotlib.pyplot"]

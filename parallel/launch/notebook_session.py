@@ -34,7 +34,7 @@ class RankError(RuntimeError):
 
 @dataclass
 class Cell:
-    """What is to be run: source, names to bring back, what ranks begin with; who is slowed or killed."""
+    """A cell to run: source, names to bring back, values that ranks start with; ranks to slow down or kill."""
 
     source: str
     out: list[str]
@@ -81,7 +81,7 @@ class Session:
         self._job, self.running = self._ends.enter_context(job), True
 
     def run(self, cell: Cell, output: Output) -> list[dict]:
-        """Run a cell on all ranks; what each brings back. Raises RankError; after most errors no rank is left."""
+        """Run a cell on all ranks; return the values of each. Raises RankError, mostly after the ranks have ended."""
         began = self.running
         try:
             if not began:
@@ -104,7 +104,7 @@ class Session:
             raise
 
     def _wait(self, place: Path, cell: Cell, output: Output) -> None:
-        """Show what comes until every rank is done."""
+        """Show the output until every rank is done."""
         self._say = output.say
         begun = lambda rank: (place / f"{rank}.out").exists()
         ends, running, failed_at, status = time.monotonic() + START, False, None, None
@@ -157,7 +157,7 @@ class Session:
             os.write(pipe, b"end\n")
 
     def end(self, politely: bool = True) -> None:
-        """No rank is left after this."""
+        """End the ranks."""
         if self.running:
             self.running = False
             if politely:
@@ -167,7 +167,7 @@ class Session:
         self._ends.close()
 
     def _explain(self, place: Path, status: int | None, late: str) -> str:
-        """What each rank failed with, or where it was."""
+        """Return the error of each rank, or the line at which it was."""
         ranks = range(self.ranks)
         errors = {rank: path.read_text() for rank in ranks if (path := place / f"{rank}.error").exists()}
         by_text: dict[str, list[int]] = {}

@@ -33,9 +33,9 @@ STARTING = 1.0  # seconds in which a process that was just begun has got the job
 
 
 def find(job: str, only_ranks: bool = False, variable: str = JOB) -> list[int]:
-    """Ids of the running processes of a job: mpiexec, its helpers, the ranks and their children.
+    """Return the ids of the running processes of a job: mpiexec, its helpers, the ranks and their children.
 
-    Those that have its name in the environment, as the value of `variable`.
+    They have its name in the environment, as the value of `variable`.
     """
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -46,12 +46,12 @@ def find(job: str, only_ranks: bool = False, variable: str = JOB) -> list[int]:
 
 
 def numbers(ranks: Iterable[int]) -> set[str]:
-    """The numbers in MPI's world of processes of a job, as their launcher has told them."""
+    """Return the ranks in MPI's world of a job's processes, as their launcher has set them."""
     return {v.partition("=")[2] for pid in ranks for v in environment_of(pid) if v.startswith(RANK)}
 
 
 def environment_of(pid: int | str) -> list[str]:
-    """What a process was started with, NAME=VALUE; nothing of one that is gone, a zombie, or another user's."""
+    """Return the environment of a process, NAME=VALUE; empty if it is gone, a zombie, or another user's."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -59,7 +59,7 @@ def environment_of(pid: int | str) -> list[str]:
 
 
 def rank_above() -> int | None:
-    """The process that started this one, itself or by others, and is a rank of MPI with the same variables, or None."""
+    """Return the rank of MPI, with the same variables, that has started this process, itself or by others; or None."""
     pid = os.getpid()
     with contextlib.suppress(OSError, IndexError):
         while True:
@@ -72,7 +72,7 @@ def rank_above() -> int | None:
 
 
 def stopped(pid: int) -> bool:
-    """Whether a process stands still (SIGSTOP)."""
+    """Return whether a process is stopped (SIGSTOP)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:  # gone
@@ -81,8 +81,7 @@ def stopped(pid: int) -> bool:
 
 @contextlib.contextmanager
 def error_pipes(pids: Iterable[int]) -> Iterator[list[int]]:
-    """Descriptors from which may be read, without waiting, what processes write to stderr; only of those that write
-    into a pipe."""
+    """Yield descriptors that read, without waiting, the stderr of the processes that write into a pipe."""
     with contextlib.ExitStack() as stack:
         found = {}
         for path in (f"/proc/{pid}/fd/2" for pid in pids):
@@ -94,14 +93,14 @@ def error_pipes(pids: Iterable[int]) -> Iterator[list[int]]:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Send a signal to those that still exist."""
+    """Send a signal to the processes that still exist."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def kill(job: str, variable: str = JOB) -> None:
-    """SIGKILL to every process of a job, until none is left."""
+    """Send SIGKILL to every process of a job, until none is left."""
     end = time.monotonic() + GRACE
     while (left := find(job, variable=variable)) and time.monotonic() < end:
         send(left, signal.SIGKILL)
@@ -109,9 +108,9 @@ def kill(job: str, variable: str = JOB) -> None:
 
 
 def make_directory(job: str) -> tuple[Path, int] | None:
-    """A directory for what an MPI library keeps in memory files while the job runs, and a descriptor that locks it.
+    """Make a directory for the MPI library's memory files of a job; return it, and a descriptor that locks it.
 
-    It is a job's as long as somebody holds the lock, or a process of the job runs. None where there is no /dev/shm.
+    It belongs to the job while the lock is held, or a process of the job runs. None if there is no /dev/shm.
     """
     path = MEMORY / f"{DIRECTORY}{job}"
     try:
@@ -150,7 +149,7 @@ def sweep(where: Path | None = None, prefix: str = DIRECTORY) -> None:
 def start_keeper(
     job: str, directory: Path | None = None, lock: int | None = None, variable: str = JOB
 ) -> subprocess.Popen:
-    """A process that ends the job when this one dies, and removes its directory; `variable` as of `find`."""
+    """Start a process that ends the job when this one dies, and removes its directory; `variable` as in `find`."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, job, variable, *([str(directory)] if directory else [])],
         pass_fds=() if lock is None else (lock,),
@@ -162,7 +161,7 @@ def start_keeper(
 
 
 def end_keeper(keeper: subprocess.Popen) -> None:
-    """It is no longer needed: the job has ended."""
+    """End it: the job has ended."""
     keeper.kill()
     keeper.wait()
     keeper.stdin.close()
@@ -170,7 +169,7 @@ def end_keeper(keeper: subprocess.Popen) -> None:
 
 @contextlib.contextmanager
 def signals_later():
-    """Ctrl-C, SIGTERM and SIGHUP that come in this block are handled at its end, as they would have been."""
+    """Delay Ctrl-C, SIGTERM and SIGHUP to the end of this block."""
     come, handlers = [], {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -186,7 +185,7 @@ def signals_later():
 
 @contextlib.contextmanager
 def meanwhile(look: Callable[[threading.Event], object], name: str) -> Iterator[None]:
-    """In this block a thread does `look(over)`; when the block ends, `over` is set, and the thread is waited for."""
+    """Run `look(over)` in a thread during this block; at its end set `over`, and wait for the thread."""
     over = threading.Event()
     thread = threading.Thread(target=look, args=(over,), name=name, daemon=True)
     thread.start()

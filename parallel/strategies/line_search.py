@@ -9,9 +9,9 @@ from nn.layers.dropout import Dropout
 from nn.losses import Loss
 from parallel.mesh import Mesh, agree
 from parallel.passes.chunks import Chunks
-from parallel.sync.coordinator.mailbox import LIMIT
 from parallel.sync.coordinator.quasi_newton import QuasiNewton
 from parallel.sync.coordinator.shards import Coordinated
+from parallel.sync.mailbox import LIMIT
 from parallel.trainer import DistributedTrainer
 
 

@@ -1,1 +1,1 @@
-"""How gradients and parameters of different ranks meet."""
+"""Gradient synchronizers: how gradients and parameters of different ranks are brought together."""

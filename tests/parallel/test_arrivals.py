@@ -6,7 +6,6 @@ import pytest
 
 from parallel.sync.asynchronous.checking import Broken, Symbolic, explore
 from parallel.sync.asynchronous.clock import ClockTable, allowed
-from parallel.sync.asynchronous.wire import DONE, PUSH
 
 CASES = [
     ({"workers": 2, "servers": 1, "steps": 3, "bound": 0}, 0),
@@ -54,10 +53,10 @@ class OffByOne(Symbolic):
 class Overwriting(Symbolic):
     """Forgets the pushes of a clock that came while it waited for others."""
 
-    def take(self, worker, head, body):
-        if head[0] == PUSH and self.kept:
+    def handle(self, message):
+        if message.kind == "push" and self.kept:
             self.kept.clear()
-        super().take(worker, head, body)
+        super().handle(message)
 
 
 class Twice(Symbolic):
@@ -72,18 +71,22 @@ class Twice(Symbolic):
 class Attached(Symbolic):
     """Waits for who has finished."""
 
-    def take(self, worker, head, body):
+    def handle(self, message):
         reached = dict(self.clock_table.reached)
-        super().take(worker, head, body)
-        if head[0] == DONE and not self.sent:
+        super().handle(message)
+        if message.kind == "done" and not self.sent:
+            worker = message.sender[1]
             self.clock_table.clocks[worker] = reached[worker]
 
 
 class Deaf(Symbolic):
     """Goes on waiting for the dead."""
 
-    def forget(self, worker):
-        self.clock_table.waiting.pop(worker, None)
+    def handle(self, message):
+        if message.kind == "death":
+            self.clock_table.waiting.pop(message.sender[1], None)
+        else:
+            super().handle(message)
 
 
 @pytest.mark.parametrize(

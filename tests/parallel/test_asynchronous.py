@@ -19,6 +19,7 @@ from parallel.command.options import Options
 from parallel.command.parsing import parse
 from parallel.launch import launcher
 from parallel.settings import OptionError
+from parallel.sync.mailbox import HEAD_BYTES, Mailbox, Message
 
 ROOT = Path(__file__).parents[2]
 LATE = ("ssp:0", "ssp:1", "async", "ssp:2,ahead=1", "async:ahead=1")
@@ -252,38 +253,78 @@ def test_a_worker_that_has_finished_holds_nobody_back(comm):
     free(many)
 
 
-def test_servers_take_from_all_in_turn():
-    """Who sends without end gets no more turns than others."""
-    from parallel.sync.asynchronous.wire import HEAD_BYTES, Arrivals
+class Flood:
+    """A communicator of rank 3: ranks 0 and 2 always have sent something; 1 once in a while."""
 
-    class Flood:
-        """Workers 0 and 2 always have sent something; 1 once in a while."""
+    rank = 3
 
-        rank = 3
+    def __init__(self):
+        self.looks, self.sent = 0, [0, 0, 0]
 
-        def __init__(self):
-            self.looks = 0
+    def Dup(self):
+        return self
 
-        def Iprobe(self, worker, tag, status):
-            self.looks += 1
-            status.Set_elements(_byte(), HEAD_BYTES)
-            return worker != 1 or self.looks % 2 == 0
+    def Improbe(self, peer, status):
+        from mpi4py import MPI
 
-        def Recv(self, buffer, worker, tag):
-            buffer[:] = 0
-
-    arrivals = Arrivals(Flood(), [0, 1, 2, 3])
-    served = [worker for _ in range(40) for worker, _, _ in arrivals.take()]
-    assert served.count(0) == served.count(2) == 40 and served.count(1) >= 10
-    assert 3 not in served, "what a rank tells itself are calls"
-    one_each = [next(iter(arrivals.take()))[0] for _ in range(12)]
-    assert {0, 1, 2} <= set(one_each), "who is served begins behind the last, whoever that was"
+        self.looks += 1
+        if peer == 1 and self.looks % 2:
+            return None
+        self.sent[peer] += 1
+        status.Set_elements(MPI.BYTE, HEAD_BYTES)
+        return FloodMessage(peer)
 
 
-def _byte():
-    from mpi4py import MPI
+class FloodMessage:
+    def __init__(self, peer):
+        self.peer = peer
 
-    return MPI.BYTE
+    def Irecv(self, buffer):
+        buffer.view(np.float64)[:4] = 0, self.peer, 3, 0  # kind, sender, receiver, length of the header
+        return self
+
+    def Test(self):
+        return True
+
+
+def test_a_rank_receives_from_all_in_turn():
+    """A rank that sends without end gets no more turns than others."""
+    mailbox, served = Mailbox(Flood(), {("worker", i): i for i in range(4)}, ("push",)), []
+    mailbox.handlers["worker", 3] = lambda message: served.append(message.sender[1])
+    mailbox.wait(lambda: len(served) >= 100)
+    assert abs(served.count(0) - served.count(2)) <= 1 and served.count(1) >= 10
+    served.clear()
+    assert mailbox.move() and len(served) == 4, "between layers about one message of each rank, however many there are"
+
+
+def test_a_handler_receives_while_it_sends_and_runs_no_other_handler():
+    """One message to a rank is in flight at a time; those that come meanwhile are handled afterwards."""
+
+    class Slow(Flood):
+        """A message to rank 1 leaves when three others have come."""
+
+        in_flight = False
+
+        def Isend(self, buffer, peer):
+            assert not self.in_flight
+            self.in_flight, self.until = True, sum(self.sent) + 3
+            return self
+
+        def Test(self):
+            self.in_flight = sum(self.sent) < self.until
+            return not self.in_flight
+
+    mailbox, handled = Mailbox(Slow(), {("worker", i): i for i in range(4)}, ("push",)), []
+
+    def handle(message):
+        handled.append("begin")
+        for _ in range(2):
+            mailbox.send(Message("push", ("worker", 3), ("worker", 1)))
+        handled.append("end")
+
+    mailbox.handlers["worker", 3] = handle
+    mailbox.wait(lambda: len(handled) >= 8)
+    assert handled == ["begin", "end"] * 4 and len(mailbox.arrived) >= 3
 
 
 def test_compensation_is_its_formula():
@@ -412,10 +453,10 @@ def test_who_waits_for_whom_is_told(comm):
     many = server(comm, consistency="async")
     if comm.rank == 1:
         many.sync.begin_step(0, 0, 16, 1)
-        many.sync.server.limit = 0.05
+        many.sync.mailbox.limit = 0.05
         with pytest.raises(TimeoutError, match=r"server on rank 1 waits for the workers on ranks 0 \(clock 0\)"):
             many.sync.finish_step()
-        many.sync.server.limit = 60
+        many.sync.mailbox.limit = 60
         comm.send(None, 0)
         many.sync.finish_step()
     else:
@@ -448,7 +489,7 @@ if sync.works:
     sync.worker.finish(0.1)
 else:
     sync.server.serve(float("inf"))
-    sync.server.leave()
+    sync.mailbox.flush()
 open(f"{sys.argv[1]}/{c.rank}", "w").write(repr(sync.server and sync.server.clock_table.reached))
 os._exit(0)
 """

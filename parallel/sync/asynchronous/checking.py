@@ -1,21 +1,21 @@
-"""Every order of arrival: the servers' own text is run on all schedules of a small case; what breaks a rule is told.
+"""Every order of arrival: the code of servers and workers runs on all schedules of a small case; checks the rules.
 
     explore(workers=2, servers=1, steps=3, bound=1)              Explored(states=1234, ahead=1)
     explore(workers=2, servers=1, steps=3, bound=1, server=MyServer)       the shortest way to what it does wrong
 
-Messages of a pair arrive in the order in which they were sent; of different pairs in any. So a state is what workers,
-servers and messages on their way are in, and from each it goes on wherever a worker can act or a message can arrive.
-All states that can be reached are looked at once, breadth first, so that the first mistake has a shortest schedule:
+Messages of a pair arrive in the order in which they were sent; of different pairs in any. A state is that of workers,
+servers and messages in flight, and it continues wherever a worker can act or a message can arrive. The explorer visits
+each state once, breadth first, so the first mistake has a shortest schedule:
 
 bound         what a worker computes with has every update of all others stamped <= clock - bound - 1, from every server
 its own       and all that it had pushed itself when it asked
-conservation  in the end every server has applied every push once, and everybody has read them all
+conservation  in the end every server has applied every push once, and every worker has read them all
 progress      somebody can always go on, until all are done
 
-Updates are told by what is in them, (worker, step), not by the clocks that servers tell. One worker may die at any
-moment; what had left it arrives, then its death, and the others must come to their end.
+An update is named by what is in it, (worker, step), not by the clocks in messages. One worker may die at any moment;
+what it had sent arrives, then its death, and the others must come to their end.
 
-It is for small cases: with w workers some 10^w states for each message that one has on its way.
+It is for small cases: with w workers some 10^w states for each message in flight.
 """
 
 from __future__ import annotations
@@ -24,42 +24,38 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
-
-import numpy as np
 
 from parallel.sync.asynchronous.clock import ClockTable
 from parallel.sync.asynchronous.server import Server
-from parallel.sync.asynchronous.wire import DONE, PUSH, READ
 from parallel.sync.asynchronous.worker import Worker
+from parallel.sync.mailbox import Message
 
-DEATH = -1
+EVENTS = {"push": "push", "read": "question", "done": "end", "death": "death"}  # by kind of message
 BEGINS, ENDS, FINISHED, DEAD = "the begin of a step", "the end", "done", "dead"  # where a worker is
 
 
 class Broken(AssertionError):
-    """A schedule on which a rule does not hold; the message tells it, arrival by arrival."""
+    """A schedule breaks a rule; the message lists it, arrival by arrival."""
 
 
 class Symbolic(Server):
-    """A server whose gradients are names: (worker, step). What it does when is `Server.take`."""
+    """A server whose gradients are names: (worker, step). What it does, and when, is `Server.handle`."""
 
-    def __init__(self, clock_table: ClockTable):
-        self.clock_table, self.kept, self.broken = clock_table, {}, False
+    def __init__(self, number: int, clock_table: ClockTable):
+        self.role, self.clock_table, self.kept, self.broken = ("server", number), clock_table, {}, False
         self.applied: tuple = ()
-        self.answering: dict = {}
-        self.sent: list[tuple[int, tuple]] = []
+        self.sent: list[Message] = []
 
     def apply(self, worker, body, version, rate):
         self.applied += tuple((worker, int(step)) for step in body)
 
     def answer(self, worker):
-        head = len(self.applied), self.clock_table.least, self.clock_table.reached[worker]
-        self.sent.append((worker, (*head, frozenset(self.applied))))
+        header = len(self.applied), self.clock_table.least, self.clock_table.reached[worker], False
+        self.sent.append(Message("answer", self.role, ("worker", worker), header, frozenset(self.applied)))
 
     def copy(self) -> Symbolic:
         """This server, to be changed."""
-        other = type(self)(replace(self.clock_table))
+        other = type(self)(self.role[1], replace(self.clock_table))
         other.clock_table.clocks, other.clock_table.reached = (
             dict(self.clock_table.clocks),
             dict(self.clock_table.reached),
@@ -69,7 +65,7 @@ class Symbolic(Server):
         return other
 
     def key(self) -> tuple:
-        """What makes it another state."""
+        """Return all that makes it another state."""
         clock_table = self.clock_table
         kept = tuple((worker, tuple(body)) for worker, (body, _, _) in sorted(self.kept.items()))
         clocks = (
@@ -82,7 +78,7 @@ class Symbolic(Server):
 
 @dataclass(frozen=True)
 class Case:
-    """What is explored; as of served.py."""
+    """A case to explore, in the terms of served.py."""
 
     workers: int
     servers: int
@@ -94,63 +90,45 @@ class Case:
     warm: int = 0
 
 
-class Reply:
-    """What a symbolic worker waits for from a server."""
+class SentMessages(list):
+    """The mailbox of a symbolic worker: the messages that it has sent; the explorer delivers them."""
 
-    def __init__(self):
-        self.expected, self.head, self.body = False, (), frozenset()
-
-    def expect(self) -> None:
-        self.expected = True
-
-    def put(self, head: tuple, body: frozenset) -> None:
-        self.expected, self.head, self.body = False, head, body
+    send = list.append
 
     def move(self) -> bool:
-        return not self.expected
-
-    def come(self, asked: bool) -> tuple | None:
-        """The answer, where one was asked for and has come."""
-        return (*self.head, self.body) if asked and not self.expected else None
+        return False
 
 
 class SymbolicWorker(Worker):
     """A worker whose parameters are names of updates. What it does, and when it waits, is `Worker`'s."""
 
     def __init__(self, rank: int, case: Case):
-        self.wire, self.hosts, self.server, self.replica = SimpleNamespace(rank=rank), range(case.servers), None, None
+        self.role, self.hosts, self.replica, self.mailbox = ("worker", rank), range(case.servers), None, SentMessages()
         self.bound, self.ahead, self.warm = case.bound, case.ahead, case.warm
         self.push_every, self.fetch_every, self.gathered, self.gradients = case.push_every, case.fetch_every, (), ()
-        self.reading = [Reply() for _ in self.hosts]
         self.names = [frozenset() for _ in self.hosts]
-        self.sent: list[tuple[int, float, tuple]] = []
         self.computed: list[tuple] = []  # of each read: clock, names, and what it must have of its own
         self.open(0, 0)
 
     def train(self, steps: int) -> Iterator[str]:
-        """All that a worker does; yields where others may act before it goes on."""
+        """Run a worker from its first step to its end; yield where others may act before it goes on."""
         for _ in range(steps):
             yield BEGINS
             yield from self.reads()
+            self.used = [0 for _ in self.hosts]  # servers here count no staleness: as many states less
             self.computed.append((self.clock, tuple(self.names), self.pushed_at if self.blocking else 0))
             self.gather(1, 0.0)
         yield ENDS
         yield from self.finishes(0.0)
 
-    def take(self, number, body):
-        self.names[number] = body
+    def write(self, number, array):
+        self.names[number] = array
 
     def accumulate(self, samples, rate):
         """There are no arrays."""
 
-    def bodies(self):
+    def slices(self):
         return [tuple(range(self.pushed_at, self.clock)) for _ in self.hosts]
-
-    def send(self, number, head, body=None):
-        self.sent.append((number, (head[0], head[1], body or ())))
-
-    def leave(self, number, move=None):
-        """Messages are on their way as long as they like."""
 
 
 @dataclass(frozen=True)
@@ -160,9 +138,9 @@ class Local:
     Attributes
     ----------
     place : str
-        Where it has yielded, or DONE or DEAD.
-    inbox : tuple
-        Answers that have come to what it asked, or None.
+        Where it has yielded, or FINISHED or DEAD.
+    answers : tuple
+        Of every server, the answer that has come to what it asked, or None.
     rest : tuple
         All else by which it decides.
     history : tuple
@@ -171,19 +149,19 @@ class Local:
 
     place: str
     clock: int
-    inbox: tuple
+    answers: tuple
     rest: tuple
     names: tuple
     history: tuple = field(default=(), compare=False)
 
     @property
     def may_act(self) -> bool:
-        return self.place in (BEGINS, ENDS) or (self.place not in (FINISHED, DEAD) and None not in self.inbox)
+        return self.place in (BEGINS, ENDS) or (self.place not in (FINISHED, DEAD) and None not in self.answers)
 
 
 @dataclass
 class Explored:
-    """What was found of a case in which nothing is wrong.
+    """The result for a case in which nothing is wrong.
 
     Attributes
     ----------
@@ -198,7 +176,7 @@ class Explored:
 
 @dataclass
 class State:
-    """Workers, servers, and messages on their way: to server j from worker i at [i][j], and back."""
+    """Workers, servers, and messages in flight: from worker i to server j in up[i][j], back in down[i][j]."""
 
     workers: list[Local]
     servers: list[Symbolic]
@@ -208,8 +186,8 @@ class State:
     deaths: int = 0
 
     def key(self) -> tuple:
-        """The same for states from which the same can come."""
-        up, down = (tuple(tuple(map(tuple, row)) for row in way) for way in (self.up, self.down))
+        """Return the same for states from which the same can follow."""
+        up, down = (tuple(map(tuple, row)) for row in (self.up, self.down))
         return tuple(self.workers), tuple(server.key() for server in self.servers), up, down, self.deaths
 
 
@@ -225,8 +203,8 @@ class Explorer:
         case = self.case
         ranks = range(case.workers)
         start = State(
-            [self.after(i, None, ())[0] for i in ranks],
-            [self.server(ClockTable(ranks, case.bound, case.warm)) for _ in range(case.servers)],
+            [self.after(i, None, None)[0] for i in ranks],
+            [self.server(j, ClockTable(ranks, case.bound, case.warm)) for j in range(case.servers)],
             [[() for _ in range(case.servers)] for _ in ranks],
             [[() for _ in range(case.servers)] for _ in ranks],
         )
@@ -256,7 +234,7 @@ class Explorer:
             for j in range(self.case.servers):
                 if state.up[i][j]:
                     yield self.arrive_up(state, i, j)
-                if state.down[i][j] and alive and worker.inbox[j] is None:
+                if state.down[i][j] and alive and worker.answers[j] is None:
                     yield self.arrive_down(state, i, j)
 
     def changed(self, state: State, event: str) -> State:
@@ -269,20 +247,18 @@ class Explorer:
         other.deaths += 1
         other.workers[i] = replace(state.workers[i], place=DEAD)
         for j in range(self.case.servers):
-            other.up[i][j] = (*other.up[i][j], (DEATH, 0, ()))
+            other.up[i][j] = (*other.up[i][j], Message("death", ("worker", i), ("server", j)))
         return other
 
     def arrive_up(self, state: State, i: int, j: int) -> State:
-        (kind, clock, steps), *rest = state.up[i][j]
-        what = {PUSH: "push", READ: "question", DONE: "end", DEATH: "death"}[kind]
-        other = self.changed(state, f"server {j} takes worker {i}'s {what} at clock {clock:g}")
+        message, *rest = state.up[i][j]
+        clock = message.header[0] if message.kind in ("push", "read") else state.workers[i].clock
+        other = self.changed(state, f"server {j} takes worker {i}'s {EVENTS[message.kind]} at clock {clock:g}")
         other.up[i][j], server = tuple(rest), state.servers[j].copy()
         other.servers[j] = server
-        if kind == DEATH:
-            server.forget(i)
-        else:
-            server.take(i, (kind, clock, 0, 0.0), np.array(steps, int))
-        for worker, answer in server.sent:
+        server.handle(message)
+        for answer in server.sent:
+            worker = answer.receiver[1]
             other.down[worker][j] = (*other.down[worker][j], answer)
         server.sent = []
         return other
@@ -291,7 +267,7 @@ class Explorer:
         other = self.changed(state, f"worker {i} gets the answer of server {j}")
         answer, *rest = state.down[i][j]
         other.down[i][j] = tuple(rest)
-        other.workers[i], *_ = self.after(i, state.workers[i], (j, answer))
+        other.workers[i], *_ = self.after(i, state.workers[i], answer)
         return other
 
     # ------------------------------------------------------------------------------------------------ a worker acts
@@ -300,10 +276,11 @@ class Explorer:
         """A worker goes on to where it waits next."""
         before = state.workers[i]
         other = self.changed(state, f"worker {i} goes on from {before.place} at clock {before.clock}")
-        other.workers[i], sent, computed, error = self.after(i, before, ())
+        other.workers[i], sent, computed, error = self.after(i, before, None)
         if error:
             self.fail(other, error)
-        for j, message in sent:
+        for message in sent:
+            j = message.receiver[1]
             other.up[i][j] = (*other.up[i][j], message)
         for read in computed:
             self.check_read(other, i, *read)
@@ -311,8 +288,8 @@ class Explorer:
             self.check_all(other, i, other.workers[i])
         return other
 
-    def after(self, i: int, local: Local | None, event: tuple) -> tuple[Local, list, list, str]:
-        """Where a worker is once an answer has come, (server, answer), or it has gone on, (); what it has done then.
+    def after(self, i: int, local: Local | None, event: Message | None) -> tuple[Local, list, list, str]:
+        """Where a worker is once an answer has come, or, None, it has gone on; what it has done then.
 
         A generator cannot be copied, so the worker is made anew and does again all that it has done.
         """
@@ -321,26 +298,26 @@ class Explorer:
             worker = SymbolicWorker(i, self.case)
             waits, place, error = worker.train(self.case.steps), "", ""
             history = (*local.history, event) if local else (event,)
-            for what in history:
-                worker.sent, worker.computed = [], []
-                if what:
-                    number, (version, least, own, names) = what
-                    worker.reading[number].put((version, least, own, False), names)
+            for answer in history:
+                worker.mailbox.clear()
+                worker.computed = []
+                if answer:
+                    worker.handle(answer)
                     continue
                 try:
                     place = next(waits, FINISHED)
                 except RuntimeError as problem:
                     place, error = FINISHED, str(problem)
-            inbox = tuple(reply.come(worker.asked) for reply in worker.reading)
+            answers = tuple(worker.answers) if worker.asked else (None,) * self.case.servers
             rest = worker.pushed_at, worker.asked_at, worker.asked, tuple(worker.copies)
-            after = Local(place, worker.clock, inbox, rest, tuple(worker.names), history)
-            self.known[key] = after, worker.sent, worker.computed, error
+            after = Local(place, worker.clock, answers, rest, tuple(worker.names), history)
+            self.known[key] = after, list(worker.mailbox), worker.computed, error
         return self.known[key]
 
     # ------------------------------------------------------------------------------------------------ the rules
 
     def check_read(self, state: State, i: int, clock: int, names: tuple, own: int) -> None:
-        """What a worker computes with is new enough, by what is in it."""
+        """Check that a worker computes with parameters that are new enough, by the updates in them."""
         case = self.case
         bound = 0 if clock <= case.warm else case.bound
         dead = {j for j, each in enumerate(state.workers) if each.place == DEAD}

@@ -1,4 +1,4 @@
-"""Who may go on: clocks of workers, as a server keeps them, and what a worker knows of the copy that it computes with.
+"""Which worker may go on: a server's table of the workers' clocks, and the age of the slices that a worker has cached.
 
 A worker's clock counts the steps whose gradients it has pushed. With a bound s a worker may start clock c only if
 c - min_j c_j <= s, and what it reads then contains every update stamped <= c - s - 1 and its own: s = 0 is bulk
@@ -109,7 +109,7 @@ def allowed(clock: float, least: float, bound: float, warm: int = 0) -> bool:
 
 @dataclass(frozen=True)
 class CachedSlice:
-    """What a worker knows of the slice of one server: as it was when the server answered.
+    """The age of a worker's copy of one server's slice, as the server told it with the slice.
 
     Attributes
     ----------

@@ -17,7 +17,7 @@ EPS = 1e-7
 
 
 class Compensation:
-    """Of one server's slice.
+    """Compensate the delayed gradients of one server's slice.
 
     Parameters
     ----------

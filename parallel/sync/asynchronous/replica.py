@@ -24,16 +24,16 @@ TAG = 13  # of parts; what they are the order of messages says
 
 
 class Piece(NamedTuple):
-    """What a rank has of an array.
+    """The part of an array that a rank has.
 
     Attributes
     ----------
     start : int
-        Where it lies in the rank's vector.
+        Its first element in the rank's vector.
     split : Split or None
-        How the array is cut; None where this is all of it.
+        How the array is cut; None: the rank has all of it.
     counts : bool
-        Whether it is this one that is pushed.
+        Whether this rank's values are pushed.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Replica:
         self.told = np.zeros(2)
 
     def join(self, mine: np.ndarray) -> np.ndarray:
-        """The whole vector of what each has, on the first rank; elsewhere its own (collective)."""
+        """Return the whole vector on the first rank, elsewhere the rank's own (collective)."""
         if not self.first:
             self.ranks.Send(mine, 0, TAG)
             return mine
@@ -92,7 +92,7 @@ class Replica:
         return self.whole
 
     def deal(self, mine: np.ndarray) -> None:
-        """Each takes its own of the first one's whole vector (collective)."""
+        """Give every rank its part of the first rank's whole vector (collective)."""
         if not self.first:
             self.ranks.Recv(mine, 0, TAG)
             return
@@ -102,12 +102,12 @@ class Replica:
         self.take(self.whole, mine, 0)
 
     def take(self, whole: np.ndarray, part: np.ndarray, index: int | None = None) -> None:
-        """Write what the rank with this number, or this one, has of a whole vector."""
+        """Write the part of a whole vector that the rank with this number, by default this one, has."""
         for _, there, here in self.pairs(whole, part, self.ranks.rank if index is None else index):
             here[...] = there
 
     def pairs(self, whole: np.ndarray, part: np.ndarray, index: int) -> Iterator[tuple[Piece, np.ndarray, np.ndarray]]:
-        """Every piece of the rank with this number: where it lies in a whole vector, and where in that of the rank."""
+        """Yield every piece of a rank, with its views in a whole vector and in the rank's vector."""
         for piece in self.pieces[index]:
             name, spec = piece.name, self.layout.specs[piece.name]
             there = whole[self.layout.slices[name]].reshape(spec.shape)
@@ -116,7 +116,7 @@ class Replica:
             yield piece, there, part[piece.start : piece.start + there.size].reshape(there.shape)
 
     def tell(self, *flags: bool) -> list[bool]:
-        """The first one's, on all (collective)."""
+        """Return the first rank's flags on all ranks (collective)."""
         self.told[:] = flags
         self.ranks.Bcast(self.told, root=0)
         return [bool(flag) for flag in self.told]

@@ -1,4 +1,4 @@
-"""Parameter servers to which every worker comes when it likes: gradients are applied as they arrive.
+"""Asynchronous parameter servers: each applies gradients as they arrive, and workers do not wait for each other.
 
 In a step a worker reads (parameters from every server), computes, and pushes; a server applies each push by itself, at
 the rate that the worker had, and answers reads as soon as the bound allows (clock.py). A push is a copy that leaves
@@ -37,15 +37,15 @@ from parallel.state.placed import OWN, PlacedArray, Range, Shard, in_transit
 from parallel.state.table import kind_of_private
 from parallel.sync.asynchronous.clock import ClockTable
 from parallel.sync.asynchronous.replica import Replica
-from parallel.sync.asynchronous.server import Server
+from parallel.sync.asynchronous.server import KINDS, Server
 from parallel.sync.asynchronous.worker import Worker
 from parallel.sync.compression.base import Compressor
+from parallel.sync.mailbox import LIMIT, Mailbox
 from parallel.sync.push_pull import server_slices
 from parallel.sync.served import Served
 from parallel.sync.step_result import SizeLog, StepResult, late_disagreement
 
 UPDATES, SQUARES = OWN + "updates", OWN + "mean_square"  # in a checkpoint
-LIMIT = 300.0
 PATIENCE = 1.5  # times as long a server waits for replicas of several ranks: one that waits for another says so first
 
 
@@ -123,7 +123,7 @@ class Asynchronous(Served):
         self.regions = [layout.region(share.start, share.stop) for share in self.shares]
         self.parameters, self.gradients = own.zeros(self.dtype), own.zeros(self.dtype)
         self.first_values()
-        self.wire = mesh.communicator.Dup()
+        self.mailbox = self._mailbox()
         self.slots, self.worker, self.server, self.told = {}, None, None, 0.0
         self.settled, self.looking, self.pushes, self.sizes = True, False, 0, SizeLog()
         self.update_count = np.zeros((), int)  # `updates`, for the state
@@ -131,15 +131,15 @@ class Asynchronous(Served):
         if self.serves:
             self._serve_slice(self.hosts.index(mesh.rank))
         if self.works:
-            more = self.parameters, self.gradients, self.pieces, self.server, self.replica
+            more = self.parameters, self.gradients, self.pieces, self.replica
             known = (self.hosts, self.shares) if mesh.rank in self.workers else ([], [])
-            self.worker = Worker(self.wire, *known, *more, limit=self.limit, **self.schedule)
+            self.worker = Worker(self.mailbox, mesh.rank, *known, *more, **self.schedule)
         else:
             self.parameters, self.p, self.g = self.server.held, None, None
             del self.gradients
 
     def first_values(self):
-        """As for GradientSync; where ranks have a network together, each takes its own of what the first one draws."""
+        """Draw the parameters on the first rank; where ranks share a network, each takes its part of them."""
         if self.mesh.model_size == 1:
             super().first_values()
             return
@@ -152,25 +152,31 @@ class Asynchronous(Served):
         self.p, self.g = own.views(self.parameters), own.views(self.gradients)
 
     def take(self, whole: np.ndarray) -> None:
-        """This rank's parameters, of a whole vector."""
+        """Take this rank's parameters from a whole vector."""
         if self.replica:
             self.replica.take(whole, self.parameters)
         else:
             self.parameters[:] = whole
 
+    def _mailbox(self) -> Mailbox:
+        rank = self.mesh.rank
+        roles = [*(("worker", worker) for worker in self.workers), *(("server", host) for host in self.hosts)]
+        peers = {*(self.workers if self.serves else ()), *(self.hosts if rank in self.workers else ())}
+        limit = self.limit * (PATIENCE if self.serves and self.mesh.model_size > 1 else 1)
+        return Mailbox(self.mesh.communicator, {role: role[1] for role in roles}, KINDS, peers, limit, mortal="worker")
+
     def _serve_slice(self, number: int) -> None:
         clock_table = ClockTable(self.workers, self.schedule["bound"], self.schedule["warm"])
         self.own = self.shares[number]
         held, decoder = self.parameters[self.own].copy(), self.pieces and self.pieces.decoder
-        limit = self.limit * (PATIENCE if self.mesh.model_size > 1 else 1)
-        region, more = self.regions[number], (decoder, self.compensate, limit)
-        self.server = Server(self.wire, clock_table, held, region, self.optimizer, *more)
+        region, more = self.regions[number], (decoder, self.compensate)
+        self.server = Server(self.mailbox, self.mesh.rank, clock_table, held, region, self.optimizer, *more)
         self.slots = self.server.slots
 
     def before_layer(self, ctx) -> None:
         """Move messages on between layers."""
         if not self.settled and not self.looking and self.worker:
-            self.worker.poke()
+            self.mailbox.move()
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -196,7 +202,7 @@ class Asynchronous(Served):
         """`finish_step` pushes them."""
 
     def finish_step(self):
-        """Push, or tell that this gradient is none; a server on a rank of its own serves as long as the step lasts."""
+        """Push, or report a loss that is not finite; a server on a rank of its own serves as long as the step lasts."""
         worker, server = self.worker, self.server
         if worker and not math.isfinite(self.told):
             self.bad = True
@@ -206,7 +212,7 @@ class Asynchronous(Served):
             if not broken:
                 worker.gather(self.samples, float(self.optimizer.lr))
                 self.pushes += 1
-            worker.move()
+            self.mailbox.move()
         else:
             server.serve(self.step + 1)
             broken = server.broken or server.clock_table.deserted(self.step + 1)
@@ -253,7 +259,7 @@ class Asynchronous(Served):
         self.look()
 
     def forget(self):
-        """What workers have gathered is not pushed any more."""
+        """Drop what workers have gathered."""
         if self.works:
             self.worker.forget()
         self.settled, self.looking, self.bad = True, False, False
@@ -265,7 +271,7 @@ class Asynchronous(Served):
             self.buffers /= len(self.workers)
 
     def settle(self):
-        """As for GradientSync.
+        """Finish on all workers, and give all ranks the servers' parameters; see GradientSync.settle.
 
         Raises
         ------
@@ -287,11 +293,11 @@ class Asynchronous(Served):
         return self._conclude(self.mesh.allgather(self._told(settles=True)))
 
     def _told(self, settles: bool) -> tuple[bool, str, bool, int]:
-        """What all tell each other where they settle, or look."""
+        """Return this rank's part of what all ranks exchange when they settle or look."""
         return settles, self.server.error if self.serves else "", self.bad, self.sizes.checksum()
 
     def _conclude(self, everyone: list[tuple[bool, str, bool, int]]) -> bool:
-        """As `settle`, which all have come to, or at least some."""
+        """Raise the errors of any rank, and return whether a loss was not finite (collective)."""
         _, errors, bad, sizes = zip(*everyone, strict=True)
         self.bad, log = False, self.sizes.take()
         if refused := next(filter(None, errors), ""):
@@ -329,11 +335,13 @@ class Asynchronous(Served):
             if self.compensate:
                 yield PlacedArray(SQUARES, "moments", server.compensation.mean_square, layout, shard, here)
             yield from in_transit(*server.buffers)
+        yield from in_transit(*self.mailbox.buffers.values())
         if self.works:
             yield PlacedArray("param", "parameters", self.parameters, own, copy=True)
             for array in {id(array): array for array in (self.gradients, self.worker.gathered)}.values():
                 yield PlacedArray("", "gradients", array, own)
-            yield from in_transit(*self.worker.buffers)
+            if self.replica:
+                yield from in_transit(self.replica.whole, *self.replica.rooms)
         if self.memories:
             yield from self.memories.placed()
         self.update_count[...] = self.updates
@@ -358,4 +366,4 @@ class Asynchronous(Served):
 
     def close(self):
         self.settle()
-        self.wire.Free()
+        self.mailbox.close()

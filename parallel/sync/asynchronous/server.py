@@ -1,10 +1,19 @@
-"""A server: applies gradients as they come, and answers reads as soon as the bound allows."""
+"""A server: applies gradients as they come, and answers reads as soon as the bound allows.
+
+Messages, with their headers:
+
+push   (clock, version, rate)   from a worker: gradients of its steps up to this clock; the clock alone without samples
+read   (clock)                  from a worker: the parameters, when the bound allows it
+done   (pauses)                 from a worker: it leaves the clocks; the parameters, when all have left
+fail   ()                       from a worker: its loss is not finite
+answer (version, least, own, broken)   to a worker: the slice, the updates made, the clocks of the slowest worker and of
+                                this one, and whether training has ended in an error
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,8 +21,10 @@ from nn.core.layout import Region
 from nn.optim.optimizers import Optimizer
 from parallel.sync.asynchronous.clock import ClockTable
 from parallel.sync.asynchronous.compensation import Compensation
-from parallel.sync.asynchronous.wire import DONE, FAIL, PUSH, SERVERS, TO_WORKER, Arrivals, Incoming, Outgoing, wait
 from parallel.sync.compression.base import Compressor
+from parallel.sync.mailbox import Mailbox, Message
+
+KINDS = ("push", "read", "done", "fail", "answer")
 
 
 class Server:
@@ -21,8 +32,9 @@ class Server:
 
     Parameters
     ----------
-    wire : collectives.Communicator
-        Of this family's messages alone.
+    mailbox : Mailbox
+    rank : int
+        Of the server.
     clock_table : ClockTable
     held : flat array
         The slice, with its first values.
@@ -32,8 +44,6 @@ class Server:
     decoder : Compressor or None
         Of what workers push.
     compensate : bool
-    limit : float
-        Seconds after which to give up to which nothing comes.
 
     Attributes
     ----------
@@ -45,41 +55,35 @@ class Server:
     staleness : Counter
         Of the updates since it was read last: how many others were made between their read and them.
     broken : bool
-        Whether training has ended in an error, which everybody is told who asks.
+        Whether training has ended in an error, which every answer says.
     error : str
         What went wrong here.
-    beside : Incoming or None
-        What this rank as a worker waits for from itself.
     """
 
     def __init__(
         self,
-        wire,
+        mailbox: Mailbox,
+        rank: int,
         clock_table: ClockTable,
         held: np.ndarray,
         region: Region,
         optimizer: Optimizer,
         decoder: Compressor | None,
         compensate: bool,
-        limit: float,
     ):
-        self.wire, self.clock_table, self.held, self.region, self.optimizer = wire, clock_table, held, region, optimizer
-        self.decoder, self.limit = decoder, limit
+        self.mailbox, self.role, self.clock_table = mailbox, ("server", rank), clock_table
+        self.held, self.region, self.optimizer, self.decoder = held, region, optimizer, decoder
         self.sums = np.zeros_like(held)
         self.slots = {name: np.zeros_like(held) for name in optimizer.slots}
         self.compensation = Compensation(len(held), held.dtype) if compensate else None
-        self.arrivals = Arrivals(wire, clock_table.workers)
-        self.answering = {w: Outgoing(wire, w, TO_WORKER, held.nbytes) for w in clock_table.workers if w != wire.rank}
-        self.beside: Incoming | None = None
         self.updates, self.staleness = 0, Counter()
-        self.serving = self.busy = False  # between `open` and the end; while an answer leaves
-        SERVERS.add(self)
         self.broken, self.error = False, ""
+        mailbox.handlers[self.role] = self.handle
         self.kept: dict[int, tuple[np.ndarray, int, float]] = {}  # pushes of a clock that not all have reached
 
     def open(self, clock: int) -> None:
         """All workers are there, at this clock, with what is held here."""
-        self.broken, self.error, self.serving = False, "", True
+        self.broken, self.error, self.mailbox.serving = False, "", True
         self.clock_table.open(clock)
         if self.compensation:
             self.compensation.sent.clear()
@@ -89,25 +93,14 @@ class Server:
     def rest(self) -> None:
         """Answer all workers when all have left, and serve no more until `open` or `resume`."""
         self.serve(math.inf)
-        self.leave()
-        self.serving = False
+        self.mailbox.flush()
+        self.mailbox.serving = False
 
     def resume(self) -> None:
         """All workers that have paused go on."""
         for worker in sorted(self.clock_table.pausing):
             self.clock_table.returns(worker)
-        self.serving = True
-
-    def move(self) -> bool:
-        """Do what has come from workers, in turn; says whether there was anything."""
-        found = False
-        for worker, head, body in self.arrivals.take():
-            self.take(worker, head, body)
-            found = True
-        while self.arrivals.dead:
-            self.forget(self.arrivals.dead.pop())
-            found = True
-        return found
+        self.mailbox.serving = True
 
     def serve(self, clock: float) -> None:
         """Serve until the slowest worker has pushed up to this clock, or all have left.
@@ -120,32 +113,33 @@ class Server:
 
         def waiting() -> str:
             late = [f"{worker} (clock {at:g})" for worker, at in self.clock_table.clocks.items() if at < clock]
-            return f"the server on rank {self.wire.rank} waits for the workers on ranks {', '.join(late)}"
+            return f"the server on rank {self.role[1]} waits for the workers on ranks {', '.join(late)}"
 
-        wait(lambda: self.clock_table.least >= clock, self.move, self.limit, waiting)
+        self.mailbox.wait(lambda: self.clock_table.least >= clock, waiting)
 
-    def take(self, worker: int, head: Sequence[float], body: np.ndarray) -> None:
-        """Do what one message says."""
-        kind, clock, version, rate = head[:4]
-        if kind == PUSH:
-            self.clock_table.pushed(worker, int(clock))
-            if body.size and self.clock_table.in_step(clock):
-                self.kept[worker] = body.copy(), int(version), float(rate)
-            elif body.size and not self.broken:
-                self.apply(worker, body, int(version), float(rate))
-        elif kind == FAIL:
-            self.broken = True
-        else:
-            if kind == DONE:
-                self.clock_table.leaves(worker, pauses=bool(head[3]))
-            self.clock_table.asks(worker, math.inf if kind == DONE else clock)
-        self.go_on()
-
-    def forget(self, worker: int) -> None:
-        """A worker is dead: what it has pushed stays, and nobody waits for it."""
-        self.clock_table.leaves(worker)
-        self.clock_table.waiting.pop(worker, None)
-        self.answering.pop(worker, None)
+    def handle(self, message: Message) -> None:
+        """Do what a worker asks for."""
+        worker, clocks = message.sender[1], self.clock_table
+        match message.kind:
+            case "push":
+                clock, version, rate = message.header
+                clocks.pushed(worker, int(clock))
+                if message.array is not None and len(message.array):
+                    push = message.array, int(version), rate
+                    if clocks.in_step(clock):
+                        self.kept[worker] = push
+                    elif not self.broken:
+                        self.apply(worker, *push)
+            case "fail":
+                self.broken = True
+            case "read":
+                clocks.asks(worker, *message.header)
+            case "done":
+                clocks.leaves(worker, *map(bool, message.header))
+                clocks.asks(worker, math.inf)
+            case "death":  # what the worker has pushed stays, and nobody waits for it
+                clocks.leaves(worker)
+                clocks.waiting.pop(worker, None)
         self.go_on()
 
     def go_on(self) -> None:
@@ -184,33 +178,13 @@ class Server:
 
     def answer(self, worker: int) -> None:
         """Send a worker what is held now."""
-        head = [self.updates, self.clock_table.least, self.clock_table.reached[worker], self.broken]
+        header = self.updates, self.clock_table.least, self.clock_table.reached[worker], self.broken
         if self.compensation and self.clock_table.least < math.inf:  # else no gradient is computed with this answer
             self.compensation.remember(worker, self.updates, self.held)
-        if worker == self.wire.rank:
-            self.beside.put(head, self.held)
-        else:
-            self.leave(worker)
-            self.answering[worker].send(head, self.held)
-
-    def leave(self, *workers: int) -> None:
-        """Return when answers have left, which were asked for: to these workers, or to all."""
-        for worker in workers or list(self.answering):
-            out, self.busy = self.answering[worker], True
-            why = f"an answer of the server on rank {self.wire.rank} is not taken by the worker on rank {worker}"
-            try:
-                wait(out.move, nothing, self.limit, lambda why=why: why)
-            finally:
-                self.busy = False
+        self.mailbox.send(Message("answer", self.role, ("worker", worker), header, self.held))
 
     @property
     def buffers(self) -> list[np.ndarray]:
-        """Messages, and what workers were sent."""
+        """Copies of what workers were sent."""
         sent = self.compensation.sent.values() if self.compensation else ()
-        kept = [array for versions in sent for array in versions.values()]
-        return [*kept, self.arrivals.buffer, *(out.buffer for out in self.answering.values())]
-
-
-def nothing() -> bool:
-    """There is nothing to do while one waits."""
-    return False
+        return [array for versions in sent for array in versions.values()]

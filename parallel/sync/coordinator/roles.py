@@ -1,4 +1,4 @@
-"""What coordinator, shards and replicas do: L-BFGS without any of them holding all of it.
+"""The roles of Sandblaster: coordinator, shards and replicas run L-BFGS, and none of them holds all of it.
 
     coordinator   runs the algorithm: commands the shards, deals the batch to idle replicas; holds scalars only
     shard         a slice of every vector (parameters, gradient, direction, pairs), and the sums of its slice
@@ -25,8 +25,8 @@ from collections.abc import Callable
 import numpy as np
 
 from nn.optim.lbfgs import Vectors
-from parallel.sync.coordinator.mailbox import Message
 from parallel.sync.fixed_tree import Node, siblings
+from parallel.sync.mailbox import Message
 
 COORDINATOR = ("coordinator", 0)
 KINDS = (
@@ -56,16 +56,17 @@ class Shard:
 
     def __init__(self, number: int, vectors: Vectors, names: list[str], replicas: int, mailbox):
         self.role, self.vectors, self.names, self.mailbox = ("shard", number), vectors, names, mailbox
+        mailbox.handlers[self.role] = self.handle
         self.open = self.evaluation = 0  # whether chunks are missing, and of which evaluation
         self.replicas, self.late = replicas, []  # pulls that have come before what they ask for
         self.done = False
 
     def begin(self) -> None:
-        """A search begins: with it, messages are to be answered again."""
+        """Start a search: from now on expect the end of its messages."""
         self.left, self.done = 1 + self.replicas, False
 
     def handle(self, message: Message) -> None:
-        """Do what a message says."""
+        """Obey a command of the coordinator, or serve a replica."""
         kind, header = message.kind, message.header
         match kind:
             case "dot":
@@ -120,7 +121,8 @@ class Shard:
         if not self.open or evaluation != self.evaluation or chunk in self.seen:
             return
         self.seen.add(chunk)
-        node, total = (chunk, chunk + 1), gradient
+        g = self.vectors.arrays["g"]
+        node, total = (chunk, chunk + 1), gradient.view(g.dtype)
         while node != self.whole:
             right, left = self.right_of.get(node), self.left_of.get(node)
             if right in self.sums:
@@ -130,13 +132,13 @@ class Shard:
             else:
                 self.sums[node] = total
                 return
-        self.vectors.arrays["g"][:] = total
+        g[:] = total
         self.open = False
         self._tell(COORDINATOR, "summed", (evaluation,))
 
 
 class Replica:
-    """Computes gradients of chunks.
+    """Compute gradients of chunks.
 
     Parameters
     ----------
@@ -155,6 +157,7 @@ class Replica:
         self, number: int, slices: list[slice], parameters, gradients, compute: Callable[[int], float], mailbox
     ):
         self.role, self.slices, self.mailbox = ("replica", number), slices, mailbox
+        mailbox.handlers[self.role] = self.handle
         self.parameters, self.gradients, self.compute = parameters, gradients, compute
         self.wanted = -1  # the evaluation whose parameters are asked for
         self.done = False
@@ -164,14 +167,14 @@ class Replica:
         self.left, self.done = len(self.slices), False
 
     def handle(self, message: Message) -> None:
-        """Do what a message says."""
+        """Obey a command of the coordinator, or take a slice from a shard."""
         match message.kind:
             case "start":  # the parameters of an evaluation are to be pulled
                 self.wanted, self.missing = int(message.header[0]), len(self.slices)
                 for i in range(len(self.slices)):
                     self._tell(("shard", i), "pull", message.header)
             case "slice" if message.header[0] == self.wanted:
-                self.parameters[self.slices[message.sender[1]]] = message.array
+                self.parameters[self.slices[message.sender[1]]] = message.array.view(self.parameters.dtype)
                 self.missing -= 1
                 if not self.missing:
                     self._tell(COORDINATOR, "idle", message.header)
@@ -202,8 +205,6 @@ class Coordinator:
         Of all vectors.
     shards, replicas : int
     mailbox : where messages are sent
-    pump : callable ()
-        Waits for one message and hands it to the role that it is for.
 
     Attributes
     ----------
@@ -217,9 +218,10 @@ class Coordinator:
 
     role = COORDINATOR
 
-    def __init__(self, names: list[str], shards: int, replicas: int, mailbox, pump: Callable[[], None]):
+    def __init__(self, names: list[str], shards: int, replicas: int, mailbox):
         self.numbers = {name: float(i) for i, name in enumerate(names)}
-        self.shards, self.replicas, self.mailbox, self.pump = shards, replicas, mailbox, pump
+        self.shards, self.replicas, self.mailbox = shards, replicas, mailbox
+        mailbox.handlers[self.role] = self.handle
         self.evaluations = self.dealt = self.backups = 0
         self.chunks = 0  # of a batch
         self.current = False
@@ -236,8 +238,7 @@ class Coordinator:
         """a . b: the sum of what the shards have."""
         self.products: list[float] = []
         self._tell_shards("dot", (self.numbers[a], self.numbers[b]))
-        while len(self.products) < self.shards:
-            self.pump()
+        self.mailbox.wait(lambda: len(self.products) == self.shards)
         return math.fsum(self.products)
 
     def copy(self, to: str, source: str) -> None:
@@ -259,16 +260,14 @@ class Coordinator:
     def evaluate(self) -> float:
         """The loss of the batch at "w", its gradient into "g"."""
         self._begin(range(self.chunks))
-        while len(self.losses) < self.chunks or self.summed < self.shards:
-            self.pump()
+        self.mailbox.wait(lambda: len(self.losses) == self.chunks and self.summed == self.shards)
         self.current = len(self.pulled) == self.replicas
         return math.fsum(self.losses.values())
 
     def refresh(self) -> None:
         """Let all replicas have the parameters as they are now: an evaluation of which nothing is dealt."""
         self._begin(())
-        while len(self.pulled) < self.replicas:
-            self.pump()
+        self.mailbox.wait(lambda: len(self.pulled) == self.replicas)
         self.current = True
 
     def _begin(self, chunks) -> None:
@@ -279,7 +278,7 @@ class Coordinator:
         self._tell_replicas("start", (self.evaluations,))
 
     def handle(self, message: Message) -> None:
-        """Take what shards and replicas answer."""
+        """Note the answers of shards and replicas."""
         header, replica = message.header, message.sender[1]
         match message.kind:
             case "product":
@@ -314,8 +313,7 @@ class Coordinator:
         """End a search: return when all messages of the replicas are here."""
         self._tell_replicas("stop")
         self._tell_shards("stop")
-        while self.left:
-            self.pump()
+        self.mailbox.wait(lambda: self.done)
 
     def _tell_shards(self, kind: str, header=()) -> None:
         for i in range(self.shards):

@@ -9,10 +9,10 @@ import numpy as np
 
 from nn.optim.lbfgs import Vectors
 from parallel.state import placed
-from parallel.state.placed import PlacedArray, Range
+from parallel.state.placed import PlacedArray, Range, in_transit
 from parallel.sync.base import GradientSync
-from parallel.sync.coordinator.mailbox import LIMIT, LocalMailbox, Mailbox, Message
 from parallel.sync.coordinator.roles import COORDINATOR, KINDS, Coordinator, Replica, Shard
+from parallel.sync.mailbox import LIMIT, LocalMailbox, Mailbox
 from parallel.sync.push_pull import roles, server_slices
 
 WORKING = ("d", "w0", "g0")  # vectors that a search needs beside those that last
@@ -55,7 +55,7 @@ class Coordinated(GradientSync):
         The coordinator's.
     """
 
-    phases = (("compute", "compute_gradients", False), ("wait", "sync.receive", False))
+    phases = (("compute", "compute_gradients", False), ("wait", "sync.mailbox.wait", False))
 
     def __init__(self, size: int, servers: int, place: str, limit: float = LIMIT):
         self.workers, self.hosts = parts(size, servers, place)
@@ -84,17 +84,17 @@ class Coordinated(GradientSync):
         self.algorithm = None
         if mesh.rank == 0:
             sizes = count, len(self.workers)
-            self.roles[COORDINATOR] = self.coordinator = Coordinator(self.names, *sizes, self.mailbox, self.pump)
+            self.roles[COORDINATOR] = self.coordinator = Coordinator(self.names, *sizes, self.mailbox)
             self.algorithm = self.optimizer.algorithm(self.coordinator, self.coordinator.evaluate)
             self.scalars = self.algorithm.state()  # what the coordinator keeps, for the state
 
     def _mailbox(self):
         if self.mesh.size == 1:
             return LocalMailbox()
-        places = {COORDINATOR: 0}
-        places |= {("shard", j): rank for j, rank in enumerate(self.hosts)}
-        places |= {("replica", i): rank for i, rank in enumerate(self.workers)}
-        return Mailbox(self.mesh.communicator, places, self.dtype, KINDS, self.limit)
+        rank_of = {COORDINATOR: 0}
+        rank_of |= {("shard", j): rank for j, rank in enumerate(self.hosts)}
+        rank_of |= {("replica", i): rank for i, rank in enumerate(self.workers)}
+        return Mailbox(self.mesh.communicator, rank_of, KINDS, limit=self.limit)
 
     def _shard(self, number: int, w: np.ndarray) -> Shard:
         vectors = Vectors(w, np.zeros_like(w))
@@ -125,8 +125,7 @@ class Coordinated(GradientSync):
             role.begin()
         if self.algorithm:
             self.told = self._coordinate(chunks, same)
-        while not all(role.done for role in self.roles.values()):
-            self.pump()
+        self.mailbox.wait(lambda: all(role.done for role in self.roles.values()))
         loss, done = self.mesh.bcast(self.told)
         self.finished = done
         return loss
@@ -146,15 +145,6 @@ class Coordinated(GradientSync):
             coordinator.refresh()
         coordinator.stop()
         return [loss, algorithm.done]
-
-    def pump(self) -> None:
-        """Wait for one message, and let the role that it is for do what it says."""
-        message = self.receive()
-        self.roles[message.receiver].handle(message)
-
-    def receive(self) -> Message:
-        """The next message for a role of this rank."""
-        return self.mailbox.receive()
 
     def _compute(self, chunk: int) -> float:
         return self.compute(chunk)
@@ -180,6 +170,7 @@ class Coordinated(GradientSync):
             for name, value in self.algorithm.state().items():
                 self.scalars[name][...] = value
                 yield PlacedArray(f"lbfgs/{name}", "", self.scalars[name], None, placed.Shard(1))
+        yield from in_transit(*self.mailbox.buffers.values())
 
     def loaded(self, steps, anew=()):
         if self.algorithm:
