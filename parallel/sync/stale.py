@@ -25,7 +25,7 @@ import numpy as np
 from mpi4py import MPI
 
 from parallel.state.placed import in_transit
-from parallel.sync.local_update import LocalUpdate
+from parallel.sync.local_update import LocalUpdate, temporarily
 from parallel.sync.step_result import StepMessage, StepResult, disagreement
 
 
@@ -114,11 +114,8 @@ class Stale(LocalUpdate):
 
     def apply(self, reduction: InFlight) -> None:
         """Update with a sum, at the rate of its own step."""
-        now, self.optimizer.lr = self.optimizer.lr, reduction.rate
-        try:
+        with temporarily(self.optimizer, lr=reduction.rate):
             self.optimizer.update(self.parameters, reduction.gradients, self.slots, reduction.step, self.region)
-        finally:
-            self.optimizer.lr = now
 
     def drop(self) -> None:
         """Training ends: what is on its way comes, and is not applied."""

@@ -49,7 +49,7 @@ from parallel.strategies.pipeline.executor import PipelinePass
 from parallel.strategies.pipeline.picture import compare
 from parallel.strategies.pipeline.placement import check_updates_apart
 from parallel.strategies.pipeline.stream import Stream
-from parallel.sync.local_update import LocalUpdate
+from parallel.sync.local_update import LocalUpdate, temporarily
 from parallel.sync.messages import BUCKETING, Buckets
 from parallel.sync.step_result import StepResult
 
@@ -127,11 +127,8 @@ class Stashed(LocalUpdate):
         if self.updates >= needed:
             copy = self.parameters.copy()
             self.stash[self.updates] = copy, self.layout.views(copy)
-        now, self.optimizer.lr = self.optimizer.lr, rate
-        try:
+        with temporarily(self.optimizer, lr=rate):
             self.optimizer.update(self.parameters, self.gradients, self.slots, int(self.made), self.region)
-        finally:
-            self.optimizer.lr = now
         self.updates += 1
         self.made += 1
 

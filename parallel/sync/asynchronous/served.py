@@ -40,6 +40,7 @@ from parallel.sync.asynchronous.replica import Replica
 from parallel.sync.asynchronous.server import KINDS, Server
 from parallel.sync.asynchronous.worker import Worker
 from parallel.sync.compression.base import Compressor
+from parallel.sync.local_update import LocalUpdate
 from parallel.sync.mailbox import LIMIT, Mailbox
 from parallel.sync.push_pull import server_slices
 from parallel.sync.served import Served
@@ -49,7 +50,7 @@ UPDATES, SQUARES = OWN + "updates", OWN + "mean_square"  # in a checkpoint
 PATIENCE = 1.5  # times as long a server waits for replicas of several ranks: one that waits for another says so first
 
 
-class Asynchronous(Served):
+class Asynchronous(LocalUpdate, Served):
     """A server applies each worker's gradients when they come.
 
     Parameters
@@ -75,14 +76,9 @@ class Asynchronous(Served):
     ----------
     worker : Worker or None
     server : Server or None
-        What this rank does of it.
-    settled : bool
-        Whether all ranks have met since the last step.
-    looking : bool
-        Whether parameters are what servers have, for whoever looks, and not what this worker trains with.
+        The roles of this rank.
     """
 
-    apart = True
     spans_mesh = True
 
     def __init__(
@@ -125,7 +121,7 @@ class Asynchronous(Served):
         self.first_values()
         self.mailbox = self._mailbox()
         self.slots, self.worker, self.server, self.told = {}, None, None, 0.0
-        self.settled, self.looking, self.pushes, self.sizes = True, False, 0, SizeLog()
+        self.pushes, self.sizes = 0, SizeLog()
         self.update_count = np.zeros((), int)  # `updates`, for the state
         self._allocate_pieces(None)
         if self.serves:
@@ -182,16 +178,16 @@ class Asynchronous(Served):
 
     def begin_step(self, step, samples, total, parts):
         if self.settled:
-            self.settled = False
             if self.serves:
                 self.server.open(step)
             if self.works:
                 self.worker.open(step, self.updates)
-        self.step, self.samples, self.told = step, samples, 0.0
+        hooks = super().begin_step(step, samples, total, parts)
+        self.samples, self.told = samples, 0.0
         self.sizes.add(step, total)
         if self.works:
             self.worker.read()
-        return {}
+        return hooks
 
     updates = 0  # that every server had made when all last met
 
@@ -222,13 +218,20 @@ class Asynchronous(Served):
         return StepResult(loss, True)
 
     def look(self):
+        if self.works and not (self.settled or self.looking):
+            self.worker.adopt_all()
+        return super().look()
+
+    def trained(self):
+        if self.works:
+            yield self.parameters
+        yield self.buffers
+
+    def synchronize(self):
         """Read what the servers have, when all pushes have come; what workers have gathered stays with them.
 
-        Where others settle meanwhile, for a loss that is not finite, this rank does as well, and says so.
+        If other ranks settle meanwhile, for a loss that is not finite, this rank does as well.
         """
-        if self.settled or self.looking:
-            return False
-        self.looking, self.own_buffers = True, self.buffers.copy()
         if self.works:
             self.worker.pause()
             self.updates = self.worker.copies[0].version if self.worker.copies else 0
@@ -238,7 +241,7 @@ class Asynchronous(Served):
         # No server answers a worker's next step before all have read.
         everyone = self.mesh.allgather(self._told(settles=False))
         if any(settles for settles, *_ in everyone):
-            self.looking, self.settled = False, True
+            self.before_looking, self.settled = None, True
             if self.works:
                 self.worker.forget()
             return self._conclude(everyone)
@@ -248,8 +251,7 @@ class Asynchronous(Served):
     def resume(self):
         if not self.looking:
             return
-        self.looking = False
-        self.buffers[:] = self.own_buffers
+        super().resume()
         if self.serves:
             self.server.resume()
         if self.works:
@@ -262,13 +264,12 @@ class Asynchronous(Served):
         """Drop what workers have gathered."""
         if self.works:
             self.worker.forget()
-        self.settled, self.looking, self.bad = True, False, False
+        super().forget()
         self.sizes.clear()
 
     def _average_statistics(self) -> None:
         if self.works and self.buffers.size:
-            self.mesh.sum(self.buffers)
-            self.buffers /= len(self.workers)
+            self.mean(self.buffers)
 
     def settle(self):
         """Finish on all workers, and give all ranks the servers' parameters; see GradientSync.settle.

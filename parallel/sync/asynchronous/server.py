@@ -22,6 +22,7 @@ from nn.optim.optimizers import Optimizer
 from parallel.sync.asynchronous.clock import ClockTable
 from parallel.sync.asynchronous.compensation import Compensation
 from parallel.sync.compression.base import Compressor
+from parallel.sync.local_update import temporarily
 from parallel.sync.mailbox import Mailbox, Message
 
 KINDS = ("push", "read", "done", "fail", "answer")
@@ -163,17 +164,12 @@ class Server:
         self.staleness[self.updates - version] += 1
         if self.compensation:
             self.compensation(g, self.held, worker, version)
-        own = optimizer.lr, optimizer.weight_decay
-        optimizer.lr, optimizer.weight_decay = (
-            rate,
-            own[1] / len(self.clock_table.reached),
-        )  # of a batch all pushes together
+        decay = optimizer.weight_decay / len(self.clock_table.reached)  # once for the pushes of a batch together
         try:
-            optimizer.update(self.held, g, self.slots, self.updates, self.region)
+            with temporarily(optimizer, lr=rate, weight_decay=decay):
+                optimizer.update(self.held, g, self.slots, self.updates, self.region)
         except FloatingPointError as error:  # nothing was updated
             self.broken, self.error = True, str(error)
-        finally:
-            optimizer.lr, optimizer.weight_decay = own  # where this rank is a worker, too, it is at a step of its own
         self.updates += 1
 
     def answer(self, worker: int) -> None:

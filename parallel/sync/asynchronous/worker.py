@@ -75,7 +75,7 @@ class Worker:
         self.gathered = np.zeros_like(gradients) if push_every > 1 else gradients
         self.open(0, 0)
 
-    paused: tuple[dict, np.ndarray] | None = None
+    paused: dict | None = None
 
     def open(self, clock: int, version: int) -> None:
         """Start at a clock with the parameters of all servers, of this version."""
@@ -253,24 +253,20 @@ class Worker:
         yield from self.reads_last()
 
     def pause(self) -> None:
-        """Leave the clocks and read as `finish` does, but push nothing; `resume` takes the worker back to now.
-
-        Waits for an answer that is in flight: it might have come by now.
-        """
-        if self.asked:
-            self.complete(self.receives("waits"))
-        self.share()
-        fields = {name: getattr(self, name) for name in PAUSED} | {"copies": list(self.copies)}
-        self.paused = fields, self.parameters.copy()
+        """Leave the clocks and read as `finish` does, but push nothing; `resume` goes on where this worker was."""
+        self.paused = {name: getattr(self, name) for name in PAUSED} | {"copies": list(self.copies)}
         self.complete(self.reads_last())
 
     def resume(self) -> None:
-        """Go on after `pause`."""
-        fields, parameters = self.paused
-        for name, value in fields.items():
-            setattr(self, name, value)
-        self.parameters[:] = parameters
+        """Go on after `pause`, with the parameters of then."""
+        vars(self).update(self.paused)
         self.paused = None
+
+    def adopt_all(self) -> None:
+        """Wait for an answer that is in flight, which might have come by now, and take it over."""
+        if self.asked:
+            self.complete(self.receives("waits"))
+        self.share()
 
     def forget(self) -> None:
         """Drop what is gathered: other parameters were loaded."""
