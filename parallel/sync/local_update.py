@@ -2,7 +2,7 @@
 
 stale.py                delayed gradients             replicas.py               local SGD, DiLoCo, EASGD
 asynchronous/served.py  asynchronous parameter servers, Downpour
-strategies/pipeline/pipedream.py                      PipeDream
+strategies/pipeline/weight_stashing.py                PipeDream
 
 Looking never changes training. The state, a digest, an evaluation or a comparison of replicas shows what synchronizing
 now would give, until the next step, which continues from what this rank had. Only `settle` (the end of an epoch, a

@@ -171,7 +171,7 @@ def test_updates_are_counted_as_they_are_made(comm):
         other = dream(comm, mlp(), nn.Adam(0.01), mini_batches=5)  # another cut goes on with the counts of its layers
         other.load_state_dict(state)
         counts = [int(array) for name, array in state.items() if name.startswith("exchange/updates/")]
-        counts, made = comm.bcast(counts), comm.allgather(int(other.sync.made))
+        counts, made = comm.bcast(counts), comm.allgather(int(other.sync.update_count))
         assert set(made) <= set(counts) and max(made) == max(counts) and min(counts) > 0
         assert replicas or set(counts) == {13}
         for each in many, other:
@@ -274,15 +274,15 @@ def test_the_pipeline_stays_full_from_step_to_step(comm):
     """What is in flight when a step ends: a rank's warm-up; nothing, where all is looked at. The first stage ends a
     step that the last one has not begun."""
     many = dream(comm, mlp(), nn.SGD(0.1), mini_batches=4)
-    stream = lambda: many.pass_.stream
+    in_flight = lambda: many.pass_.in_flight
     for batch in batches(mlp()):
         many.step(*batch)
-        assert len(stream().kept) == 2 - comm.rank
-    assert stream().given == 4 + 4 + 3
+        assert len(in_flight().saved) == 2 - comm.rank
+    assert in_flight().given == 4 + 4 + 3
     many.sum_scores(batch[0], batch[1])
-    assert len(stream().kept) == 2 - comm.rank
+    assert len(in_flight().saved) == 2 - comm.rank
     many.settle()
-    assert stream() is None and many.sync.stash == {} and many.pass_.in_transit() == 0
+    assert in_flight() is None and many.sync.stash == {} and many.pass_.in_transit() == 0
     x, y, total = next(batches(mlp()))
     many.step(x, y, total)
     before = x.copy()

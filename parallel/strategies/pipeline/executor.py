@@ -52,8 +52,6 @@ class OwnStage:
         Where the stage begins in the rank's layout.
     finished : int
         How much of the stage's gradients is.
-    written : bool
-        Whether the gradients hold something of this step.
     """
 
     network: Network
@@ -62,14 +60,13 @@ class OwnStage:
     buffers: np.ndarray
     ctx: LayerContext
     start: int
-    line: PipelinePass
+    pipeline: PipelinePass
     finished: int = 0
-    written: bool = False
 
     def ready(self, end: int) -> None:
-        """So much of this stage's gradients is finished."""
+        """Take how much of this stage's gradients is finished."""
         self.finished = min(end, self.network.layout.own)
-        self.line.tell_finished()
+        self.pipeline.announce_ready()
 
 
 class PipelinePass(whole.Whole):
@@ -232,47 +229,50 @@ class PipelinePass(whole.Whole):
     def compute(self, trainer, x, y, total, micro, before=0.0):
         """The whole batch, in the schedule's micro-batches."""
         self.check(x)
-        self.tell = trainer.sync.begin_pass(micro)
+        self.on_ready = trainer.sync.begin_pass(micro)
         for stage in self.stages.values():
-            stage.written, stage.finished = False, 0
+            stage.finished = 0
         for array, _ in self.ties.values():
             array[...] = 0
-        step = Step(self, self.program(len(x)), x, y, total, micro.first)
+        program = self.program(len(x))
+        step = Step(self, program.batches(x, y, total, micro.first))
         try:
-            loss = step.run()
+            step.run(program.rounds)
+            step.finish()
         except BaseException:
             self.broken.append(step)
             raise
-        for stage in self.stages.values():
-            if not stage.written:
+        loss = step.loss
+        for number, stage in self.stages.items():
+            if number not in step.written:
                 for array in stage.network.layout.flat(stage.g).values():
                     array[...] = 0
         if trainer.sync.apart:  # all ranks of a replica decide alike what comes of the step
-            loss = self.told(loss)
+            loss = self.sum_loss(loss)
         trainer.set_loss(loss, total, micro)
         for array, among in self.ties.values():
             if among is not None:
                 among.Allreduce(MPI.IN_PLACE, array)
         if self.terms:
             sum_as_one(list(self.terms.values()), trainer.ctx.network_context.groups["tensor"])
-        if self.tell:
-            self.tell(self.local_network.layout.size)
+        if self.on_ready:
+            self.on_ready(self.local_network.layout.size)
         return loss
 
     def program(self, samples: int) -> Program:
         """Return the program for a batch of so many samples; the least recently used of too many is dropped."""
-        found = self.programs.pop(samples, None) or Program(self, samples)
-        self.programs[samples] = found
+        program = self.programs.pop(samples, None) or Program(self, samples)
+        self.programs[samples] = program
         if len(self.programs) > PROGRAMS:
             del self.programs[next(iter(self.programs))]
-        return found
+        return program
 
-    def told(self, loss: float) -> float:
-        """The loss that the last stage has, in all stages (collective)."""
-        told = np.array([loss])
+    def sum_loss(self, loss: float) -> float:
+        """Return the loss that the last stage has, in all stages (collective)."""
+        total = np.array([loss])
         if self.communicator:
-            self.communicator.Allreduce(MPI.IN_PLACE, told)
-        return float(told[0])
+            self.communicator.Allreduce(MPI.IN_PLACE, total)
+        return float(total[0])
 
     def check(self, x: np.ndarray) -> None:
         """Refuse on all ranks what one stage could not compute with, and what others would wait for.
@@ -291,9 +291,9 @@ class PipelinePass(whole.Whole):
             )
         self.trainer.network.check_input(x)
 
-    def tell_finished(self) -> None:
-        """Tell the sync of the gradients that are finished: those of the last stages first."""
-        if not self.tell:
+    def announce_ready(self) -> None:
+        """Tell the sync which gradients are finished: those of the last stages first."""
+        if not self.on_ready:
             return
         end = 0
         for number in reversed(self.stages):
@@ -301,7 +301,7 @@ class PipelinePass(whole.Whole):
             end = stage.start + stage.finished
             if stage.finished < stage.network.layout.own:
                 break
-        self.tell(min(end, self.all_but_late))
+        self.on_ready(min(end, self.all_but_late))
 
     def wait(self, request: MPI.Request, peer: int, what: str, check: Callable[[], None] | None = None) -> None:
         """Wait for a message of another rank; it is part of a step's idle time. `check` as for `wait_for`."""

@@ -1,231 +1,382 @@
-"""One batch on one rank of a pipeline: its rounds, and what is in flight meanwhile.
+"""The executor of a rank of a pipeline: rounds of actions and messages, and what is in flight between them.
 
 A receive is posted when the last reader of its slot is done, rounds before it is needed; a rank waits for it when it is
 about to compute with it, and for its sends at the end of the step only. Outputs are sent from where the layers made
-them, and what two stages of one rank give each other is handed over as it is: nothing is copied. In mixed precision
-messages are float16, and stay so until a layer is given them.
+them, and a stage hands its output to the next stage of the same rank without a copy. In mixed precision messages are
+float16, and stay so until a layer is given them.
+
+`Program` has the rounds of a batch of one size, with actions and memory bound once; `Step` runs rounds. PipeDream runs
+the same `Step` with rounds that have no end, and a version of the weights for each mini-batch (pipedream_step.py).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import prod
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives.failures.awake import Awake
-from collectives.steps import Compute, Recv, Send
+from collectives.steps import Compute, Recv, Send, Slice
 from nn.core.context import MicroBatch
 from parallel.strategies.activation_transfer import pack, unpack
 from parallel.strategies.pipeline.actions import Action, parse
 from parallel.strategies.pipeline.lowering import Stage, lower
 
-TAG = 29  # of all messages here; those of a pair of ranks match in their order
+TAG = 29  # of all activations and their gradients; those of a pair of ranks match in their order
 MAKES_GRADIENTS = ("B", "W")
-USES = {"F": ("input",), "B": ("output_gradient",), "I": ("output_gradient",), "W": ()}  # of what comes from others
+READS = {"F": ("input",), "B": ("output_gradient",), "I": ("output_gradient",), "W": ()}  # of what comes from others
+METHODS = {"F": "forward", "B": "backward", "I": "backward_inputs", "W": "backward_weights"}  # of a Step
+WORDS = {"input": "the input", "output_gradient": "the gradient of the output"}
+
+
+class Place(NamedTuple):
+    """Where the values of one micro-batch lie: a kind of buffer (lowering.py), its stage, and which slot of it."""
+
+    buffer: str
+    stage: int
+    slot: int
+
+
+class Message(NamedTuple):
+    """What is sent to a peer, or received from it.
+
+    Attributes
+    ----------
+    memory : array or None
+        What is received into, or sent; None for a send of what lies in `place` by then.
+    place : Place or None
+        What the samples' values are; None for other messages.
+    step : int
+        That of the samples, where several steps are in flight.
+    """
+
+    peer: int
+    memory: np.ndarray | None
+    place: Place | None = None
+    step: int = 0
+
+
+class Work(NamedTuple):
+    """An action, bound to the places that it reads and writes.
+
+    Attributes
+    ----------
+    completes : bool
+        Whether the gradients of the stage are complete with it.
+    """
+
+    action: Action
+    reads: tuple[Place, ...]
+    writes: tuple[Place, ...]
+    completes: bool
+
+
+class Round(NamedTuple):
+    """Receives that are posted, then messages that are sent, then actions."""
+
+    receives: Iterable[Message]
+    sends: Iterable[Message]
+    work: Iterable[Work]
+
+
+class Batch(NamedTuple):
+    """Samples and targets of a micro-batch; only the first and the last stage look at them.
+
+    Attributes
+    ----------
+    divisor : float
+        What the sum of the samples' losses is divided by.
+    sample, step, total : int
+        Index in the global batch of the first sample, the step, the samples of the global batch: see MicroBatch.
+    share : float
+        What the loss counts in that of the step.
+    rate : float
+        The step's learning rate, where each micro-batch has an update.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    divisor: float
+    sample: int
+    step: int
+    total: int = 0
+    share: float = 1.0
+    rate: float = 0.0
 
 
 class Program:
-    """What a rank does for a batch of so many samples: its rounds, and when each receive may be posted.
+    """The rounds of one rank for a batch of a number of samples.
 
     Parameters
     ----------
-    line : PipelinePass
+    pipeline : PipelinePass
     samples : int
 
     Attributes
     ----------
     parts : list of (lo, hi)
         The samples of every micro-batch.
-    rounds : list of rounds
-    receives : list of list of Recv
-        For each round, which receives are posted as it begins: their slots are free, and earlier ones of the same
-        sender are posted.
+    rounds : list of Round
+        A receive is posted in the first round in which its slot is free and earlier ones of its sender are posted.
     slots : dict of flat arrays
         The memory of every buffer that is received into, the same for all steps.
-    final : dict
-        Stage -> the micro-batch whose gradients are made last: then the stage's are complete.
     """
 
-    def __init__(self, line, samples: int):
-        rank, placement = line.rank, line.placement
-        self.parts = line.parts(samples)
+    def __init__(self, pipeline, samples: int):
+        placement = pipeline.placement
+        self.pipeline, self.parts = pipeline, pipeline.parts(samples)
         stages = [
-            Stage(input=prod(placement.shape(number)), recompute=line.recompute)
+            Stage(input=prod(placement.shape(number)), recompute=pipeline.recompute)
             for number in range(len(placement.networks))
         ]
-        self.rounds = lower(placement.rows, stages, samples=[hi - lo for lo, hi in self.parts])[rank]
-        self.receives: list[list[Recv]] = [[] for _ in self.rounds]
-        self.final: dict[int, int] = {}
-        reach: dict[str, int] = {}  # elements of every buffer that is received into
+        lowered = lower(placement.rows, stages, samples=[hi - lo for lo, hi in self.parts])[pipeline.rank]
+        receives: list[list[Recv]] = [[] for _ in lowered]
+        sends: list[list[Send]] = [[] for _ in lowered]
+        work: list[list[tuple[Action, Compute]]] = [[] for _ in lowered]
+        last: dict[int, int] = {}  # stage -> the micro-batch whose gradients are made last
+        sizes: dict[str, int] = {}  # elements of every buffer that is received into
         used: dict[tuple[str, int], int] = {}  # slot -> the last round in which it was read
         posted: dict[int, int] = {}  # sender -> the round of its latest receive
-        for number, steps in enumerate(self.rounds):
+        for number, steps in enumerate(lowered):
             for step in steps:
                 if isinstance(step, Recv) and step.hi > step.lo:
                     when = max(used.get((step.buf, step.lo), -1) + 1, posted.get(step.peer, 0))
                     posted[step.peer] = when
-                    self.receives[when].append(step)
-                    reach[step.buf] = max(reach.get(step.buf, 0), step.hi)
+                    receives[when].append(step)
+                    sizes[step.buf] = max(sizes.get(step.buf, 0), step.hi)
+                elif isinstance(step, Send) and step.hi > step.lo:
+                    sends[number].append(step)
                 elif isinstance(step, Compute):
                     used |= {(place.buf, place.lo): number for place in step.reads}
                     action = parse(step.name)
-                    lo, hi = self.parts[action.micro_batch]
-                    if action.kind in MAKES_GRADIENTS and (hi > lo or line.everyone):
-                        self.final[action.stage] = action.micro_batch
-        kept = placement.networks[0]
-        self.slots = {name: np.empty(size, np.float16 if kept.mixed else kept.dtype) for name, size in reach.items()}
+                    if self.samples_of(action) or pipeline.everyone:
+                        work[number].append((action, step))
+                        if action.kind in MAKES_GRADIENTS:
+                            last[action.stage] = action.micro_batch
+        network = placement.networks[0]
+        dtype = np.float16 if network.mixed else network.dtype
+        self.slots = {name: np.empty(size, dtype) for name, size in sizes.items()}
+        self.rounds = [
+            Round(
+                [Message(step.peer, self.memory(step), place(step)) for step in receives[number]],
+                [Message(step.peer, None, place(step)) for step in sends[number]],
+                [self.bind(action, step, last) for action, step in work[number]],
+            )
+            for number in range(len(lowered))
+        ]
+
+    def samples_of(self, action: Action) -> int:
+        """Return how many samples the micro-batch of an action has."""
+        lo, hi = self.parts[action.micro_batch]
+        return hi - lo
+
+    def memory(self, step: Recv) -> np.ndarray:
+        """Return the memory of a slot."""
+        return self.slots[step.buf][step.lo : step.hi]
+
+    def bind(self, action: Action, step: Compute, last: dict[int, int]) -> Work:
+        """Return an action, with what it reads of others and writes for others."""
+        wanted = ("input", "output_gradient") if self.pipeline.recompute and action.kind in "BI" else READS[action.kind]
+        reads, writes = [], []
+        if self.samples_of(action):
+            reads = [where for where in map(place, step.reads) if where.buffer in wanted]
+            writes = [where for where in map(place, step.writes) if where.buffer.startswith(("input", "output"))]
+        completes = action.kind != "F" and last.get(action.stage) == action.micro_batch
+        return Work(action, tuple(reads), tuple(writes), completes)
+
+    def batches(self, x: np.ndarray, y: np.ndarray, total: int, first: int) -> dict[int, Batch]:
+        """Cut a batch, which begins at sample `first` of `total`, into its micro-batches."""
+        trainer = self.pipeline.trainer
+        divisor = trainer.mean_over(total)
+        return {
+            number: Batch(x[lo:hi], y[lo:hi], divisor, first + lo, trainer.steps, total)
+            for number, (lo, hi) in enumerate(self.parts)
+        }
 
 
 class Step:
-    """One batch on one rank: what is in flight, and which array every slot stands for now.
+    """What is in flight on one rank, and which array lies in every place.
 
     Parameters
     ----------
-    line : PipelinePass
-    program : Program
-    x, y : the samples and targets; only the first and the last stage look at them
-    total : samples of the global batch
-    first : place in it of the first sample
+    pipeline : PipelinePass
+    batches : dict of Batch
+        By the number of the micro-batch.
+
+    Attributes
+    ----------
+    loss : float
+        The sum over the micro-batches so far, where the last stage is here.
+    written : set of int
+        Stages whose gradients hold something of this step.
     """
 
-    def __init__(self, line, program: Program, x, y, total: int, first: int):
-        self.line, self.program, self.x, self.y, self.total, self.first = line, program, x, y, total, first
-        self.slots = program.slots
-        self.arrays: dict[tuple[str, int], np.ndarray] = {}  # (buffer, first element) -> what lies there
-        self.coming: dict[tuple[str, int], list[tuple]] = {}  # receives in their order, by slot
-        self.sending: list[tuple[MPI.Request, np.ndarray, int]] = []
-        self.kept: dict[tuple[int, int], Any] = {}  # (stage, micro-batch) -> what its backward needs
-        self.batches: dict[tuple[int, int], MicroBatch] = {}
-        self.value = 0.0
+    def __init__(self, pipeline, batches: dict[int, Batch]):
+        self.pipeline, self.batches = pipeline, batches
+        self.arrays: dict[Place, np.ndarray] = {}
+        self.receiving: dict[Place, tuple[MPI.Request, Message]] = {}
+        self.sending: list[tuple[MPI.Request, Message]] = []  # whose memory has to stay
+        self.saved: dict[tuple[int, int], tuple] = {}  # (stage, micro-batch) -> what its backward needs
+        self.micro_batches: dict[tuple[int, int], MicroBatch] = {}
+        self.loss, self.written = 0.0, set()
 
-    def run(self) -> float:
-        """Do all rounds; returns the loss, 0 where the last stage is elsewhere."""
-        comm = self.line.communicator
-        for steps, receives in zip(self.program.rounds, self.program.receives, strict=True):
-            for step in receives:
-                memory = self.slots[step.buf][step.lo : step.hi]
-                request = comm.Irecv(bits(memory), step.peer, TAG), step.peer
-                self.coming.setdefault((step.buf, step.lo), []).append(request)
-            for step in steps:
-                if isinstance(step, Send) and step.hi > step.lo:
-                    array = self.packed(step.buf, np.ascontiguousarray(self.arrays.pop((step.buf, step.lo))))
-                    self.sending.append((comm.Isend(bits(array), step.peer, TAG), array, step.peer))
-                elif isinstance(step, Recv) and step.hi > step.lo:
-                    self.arrays[step.buf, step.lo] = self.slots[step.buf][step.lo : step.hi]
-            for step in steps:
-                if isinstance(step, Compute):
-                    self.compute(parse(step.name), step)
+    def run(self, rounds: Iterable[Round]) -> None:
+        """Do rounds, in their order; what was sent may still be under way."""
+        for receives, sends, work in rounds:
+            for message in receives:
+                self.receive(message)
+            for message in sends:
+                array = np.ascontiguousarray(self.arrays.pop(message.place))
+                self.send(message._replace(memory=self.pack(message.place, array)))
+            for each in work:
+                self.compute(each)
             self.sending = [entry for entry in self.sending if not entry[0].Test()]
-        for request, _, peer in self.sending:
-            self.line.wait(request, peer, "to take what was sent to it")
-        return self.value
 
-    def compute(self, action: Action, step: Compute):
-        """Run what a Compute stands for; nothing where its micro-batch has no samples, and none has to meet others."""
-        lo, hi = self.program.parts[action.micro_batch]
-        if lo == hi and not self.line.everyone:
-            return
-        line, stage = self.line, self.line.stages[action.stage]
-        uses = ("input", "output_gradient") if line.recompute and action.kind in "BI" else USES[action.kind]
-        given = {
-            name: self.array(place, action.stage, hi - lo)
-            for place in step.reads
-            if (name := named(place.buf)[0]) in uses
-        }
-        x, gy = given.get("input") if action.stage else self.x[lo:hi], given.get("output_gradient")
-        if lo == hi:
-            dtype = stage.network.dtype
-            before, behind = (line.placement.shape(action.stage + i) for i in (0, 1))
-            x = np.empty((0, *before), dtype) if action.stage else x
-            gy = None if action.stage == line.last else np.empty((0, *behind), dtype)
-        final = self.program.final.get(action.stage) == action.micro_batch and action.kind != "F"
-        stage.ctx.network_context.on_gradients_ready = stage.ready if final else None
+    def finish(self, before: float = math.inf) -> None:
+        """Wait until what was sent is taken, of the steps before one."""
+        for request, message in self.sending:
+            if message.step < before:
+                self.pipeline.wait(request, message.peer, "to take what was sent to it")
+        self.sending = [entry for entry in self.sending if entry[1].step >= before]
+
+    # ------------------------------------------------------------------------------------------------ messages
+
+    def receive(self, message: Message) -> None:
+        """Post a receive."""
+        request = self.pipeline.communicator.Irecv(bits(message.memory), message.peer, TAG)
+        self.receiving[message.place] = request, message
+
+    def send(self, message: Message, tag: int = TAG) -> None:
+        """Send what a message has in memory, which nobody writes to until it is taken."""
+        request = self.pipeline.communicator.Isend(bits(message.memory), message.peer, tag)
+        self.sending.append((request, message))
+
+    def wait(self, request: MPI.Request, peer: int, what: str, step: int) -> None:
+        """Wait for a message of a step."""
+        self.pipeline.wait(request, peer, what)
+
+    def read(self, place: Place, stage, samples: int, keep: bool) -> np.ndarray:
+        """Return what lies in a place, as a batch, when it has come; it lies there no more, unless told to `keep`."""
+        if place in self.receiving:
+            request, message = self.receiving[place]
+            self.wait(request, message.peer, f"for {WORDS[place.buffer]} of {stage.network.name}", message.step)
+            del self.receiving[place]
+            self.arrays[place] = message.memory
+        array = self.arrays[place] if keep else self.arrays.pop(place)
+        shape = self.pipeline.placement.shape(place.stage if place.buffer == "input" else place.stage + 1)
+        array = array.reshape(samples, *shape)
+        return unpack(stage.ctx.network_context, array, stage.network.dtype, place.buffer == "output_gradient")
+
+    def pack(self, place: Place, array: np.ndarray) -> np.ndarray:
+        """Return what leaves a place, as it travels."""
+        context = self.pipeline.stages[place.stage].ctx.network_context
+        return pack(context, array, place.buffer == "input_gradient")
+
+    # ------------------------------------------------------------------------------------------------ actions
+
+    def compute(self, work: Work) -> None:
+        """Do an action, when what it reads has come."""
+        action, stage = work.action, self.pipeline.stages[work.action.stage]
+        x, gy = self.operands(work, stage)
+        stage.ctx.network_context.on_gradients_ready = stage.ready if work.completes else None
         start = time.perf_counter()
-        result = ACTIONS[action.kind](self, action, stage, x, gy, slice(lo, hi))
-        if line.note:
-            line.note(str(action), start, time.perf_counter())
-        for place in step.writes if hi > lo else ():
-            if place.buf.startswith(("input", "output")):  # the others are what layers keep themselves
-                given = x if action.kind == "F" else gy
-                seen = given is not None and np.may_share_memory(result, given)  # of layers such as Flatten
-                self.arrays[place.buf, place.lo] = result.copy() if seen else result  # a slot is soon another's
+        result = getattr(self, METHODS[action.kind])(action, stage, x, gy)
+        self.record(action, start)
+        given = x if action.kind == "F" else gy
+        for place in work.writes:  # a slot is soon another's; layers such as Flatten return what they are given
+            shared = given is not None and np.may_share_memory(result, given)
+            self.arrays[place] = result.copy() if shared else result
 
-    def packed(self, buffer: str, array: np.ndarray) -> np.ndarray:
-        """What leaves a buffer, as it travels."""
-        name, stage = named(buffer)
-        return pack(self.line.stages[stage].ctx.network_context, array, name == "input_gradient")
+    def operands(self, work: Work, stage) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Return the stage's input and the gradient of its output, None for what the action does not read."""
+        action, pipeline = work.action, self.pipeline
+        batch = self.batches[action.micro_batch]
+        x, gy, samples = None if action.stage else batch.x, None, len(batch.x)
+        for place in work.reads:
+            array = self.read(place, stage, samples, pipeline.recompute and action.kind == "F")
+            if place.buffer == "input":
+                x = array
+            else:
+                gy = array
+        if not samples:
+            before, behind = (pipeline.placement.shape(action.stage + i) for i in (0, 1))
+            x = np.empty((0, *before), stage.network.dtype) if action.stage else x
+            gy = None if action.stage == pipeline.last else np.empty((0, *behind), stage.network.dtype)
+        return x, gy
 
-    def array(self, place, stage: int, samples: int) -> np.ndarray | None:
-        """What a slot of a stage stands for, as a batch; None for no samples."""
-        key, name = (place.buf, place.lo), named(place.buf)[0]
-        if key not in self.arrays or not samples:
-            return None
-        if waiting := self.coming.get(key):
-            request, peer = waiting.pop(0)
-            self.line.wait(request, peer, f"for {name} of {self.line.placement.networks[stage].name}")
-        shape = self.line.placement.shape(stage if name == "input" else stage + 1)
-        own = self.line.stages[stage]
-        array = self.arrays[key].reshape(samples, *shape)
-        return unpack(own.ctx.network_context, array, own.network.dtype, name == "output_gradient")
+    def record(self, action: Action, start: float) -> None:
+        """Note how long an action took, where someone records it."""
+        if self.pipeline.note:
+            self.pipeline.note(str(action), start, time.perf_counter())
 
-    def forward(self, action: Action, stage, x, gy, mine: slice) -> np.ndarray:
-        place, line = (action.stage, action.micro_batch), self.line
-        batch = self.batches[place] = MicroBatch(
-            step=line.trainer.steps, sample=self.first + mine.start, total=self.total
-        )
-        output, saved = stage.network.forward(stage.p, x, stage.ctx, batch)
-        if action.stage == line.last:
-            loss, gy = line.trainer.loss(output, self.y[mine], line.trainer.mean_over(self.total), stage.ctx)
-            self.value += float(loss)
-        self.kept[place] = None if line.recompute else saved, gy
+    def forward(self, action: Action, stage, x, gy) -> np.ndarray:
+        key, pipeline, batch = (action.stage, action.micro_batch), self.pipeline, self.batches[action.micro_batch]
+        micro_batch = MicroBatch(step=batch.step, sample=batch.sample, total=batch.total)
+        version = self.version(action)
+        output, saved = stage.network.forward(self.weights(stage, version), x, stage.ctx, micro_batch)
+        if action.stage == pipeline.last:
+            loss, gy = pipeline.trainer.loss(output, batch.y, batch.divisor, stage.ctx)
+            self.add_loss(batch, float(loss))
+        self.micro_batches[key] = micro_batch
+        self.saved[key] = None if pipeline.recompute else saved, gy, version
         return output
 
-    def saved(self, action, stage, x, gy):
-        """What forward kept, computed again where it did not, and the gradient of the output."""
-        saved, own = self.kept.pop((action.stage, action.micro_batch))
-        if self.line.recompute:
+    def add_loss(self, batch: Batch, loss: float) -> None:
+        """Add the loss of a micro-batch."""
+        self.loss += loss
+
+    def version(self, action: Action) -> int:
+        """Return the version of the weights that a micro-batch's forward and backward use: there is one."""
+        return 0
+
+    def weights(self, stage, version: int):
+        """Return a stage's parameters in a version, as layers see them."""
+        return stage.p
+
+    def take_saved(self, action: Action, stage, x, gy) -> tuple:
+        """Return the weights, what forward saved (computed again where it did not), the gradient of the output."""
+        saved, own, version = self.saved.pop((action.stage, action.micro_batch))
+        p = self.weights(stage, version)
+        if self.pipeline.recompute:
             buffers = stage.buffers.copy()  # of which this micro-batch is a part already
-            saved = stage.network.forward(stage.p, x, stage.ctx, self.batch(action))[1]
+            saved = stage.network.forward(p, x, stage.ctx, self.micro_batches[action.stage, action.micro_batch])[1]
             stage.buffers[:] = buffers
-        return saved, own if gy is None else gy
+        return p, saved, own if gy is None else gy
 
-    def batch(self, action) -> MicroBatch:
-        return self.batches[action.stage, action.micro_batch]
+    def accumulating(self, action: Action) -> MicroBatch:
+        """Return the micro-batch whose gradients are made now: the first one's are written, all others' added."""
+        micro_batch = self.micro_batches.pop((action.stage, action.micro_batch))
+        micro_batch.accumulate = action.stage in self.written
+        self.written.add(action.stage)
+        return micro_batch
 
-    def adding(self, action, stage) -> MicroBatch:
-        """The micro-batch whose gradients are made now: the first one's are written, all others' added."""
-        batch = self.batch(action)
-        batch.accumulate, stage.written = stage.written, True
-        return batch
+    def backward(self, action: Action, stage, x, gy) -> np.ndarray | None:
+        p, saved, gy = self.take_saved(action, stage, x, gy)
+        return stage.network.backward(p, stage.g, gy, saved, stage.ctx, self.accumulating(action))
 
-    def backward(self, action, stage, x, gy, mine) -> np.ndarray:
-        saved, gy = self.saved(action, stage, x, gy)
-        return stage.network.backward(stage.p, stage.g, gy, saved, stage.ctx, self.adding(action, stage))
+    def backward_inputs(self, action: Action, stage, x, gy) -> np.ndarray | None:
+        p, saved, gy = self.take_saved(action, stage, x, gy)
+        micro_batch = self.micro_batches[action.stage, action.micro_batch]
+        return stage.network.backward_inputs(p, stage.g, gy, saved, stage.ctx, micro_batch)
 
-    def backward_inputs(self, action, stage, x, gy, mine) -> np.ndarray:
-        saved, gy = self.saved(action, stage, x, gy)
-        return stage.network.backward_inputs(stage.p, stage.g, gy, saved, stage.ctx, self.batch(action))
-
-    def backward_weights(self, action, stage, x, gy, mine):
-        stage.network.backward_weights(stage.ctx, self.adding(action, stage))
-
-
-ACTIONS = {"F": Step.forward, "B": Step.backward, "I": Step.backward_inputs, "W": Step.backward_weights}
+    def backward_weights(self, action: Action, stage, x, gy) -> None:
+        stage.network.backward_weights(stage.ctx, self.accumulating(action))
 
 
-def named(buffer: str) -> tuple[str, int]:
-    """The kind, and the stage, of a buffer."""
-    kind = buffer.rstrip("0123456789")
-    return kind, int(buffer[len(kind) :])
+def place(where: Send | Recv | Slice) -> Place:
+    """Return the place that a lowered step or slice names."""
+    kind = where.buf.rstrip("0123456789")
+    return Place(kind, int(where.buf[len(kind) :]), where.lo)
 
 
 def bits(array: np.ndarray) -> np.ndarray:
-    """An array as MPI takes it: it has no float16."""
+    """Return an array as MPI takes it, which has no float16."""
     return array.view(np.uint16) if array.dtype == np.float16 else array
 
 

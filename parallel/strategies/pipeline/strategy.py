@@ -151,8 +151,9 @@ def PipeDream(
         norm.
     """
     from parallel.mesh import Mesh
-    from parallel.strategies.pipeline.pipedream import PipeDreamPass, Stashed
+    from parallel.strategies.pipeline.pipedream import PipeDreamPass
     from parallel.strategies.pipeline.schedules import check_counts
+    from parallel.strategies.pipeline.weight_stashing import WeightStashing
     from parallel.sync.messages import BUCKETING, check_bucketing
     from parallel.trainer import DistributedTrainer
 
@@ -161,7 +162,7 @@ def PipeDream(
     check_bucketing(**bucketing)
     mesh = Mesh(communicator, data=1, pipeline=communicator.size)
     pass_ = PipeDreamPass(mini_batches, cuts, vertical_sync, limit, replicas)
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, Stashed(bucketing), seed, "PipeDream")
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, WeightStashing(bucketing), seed, "PipeDream")
 
 
 def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
