@@ -246,7 +246,7 @@ def chunk(count: int, n: int, i: int) -> tuple[int, int]:
     The first count % n chunks are one element longer; chunks may be empty where count < n.
     """
     size, longer = divmod(count, n)
-    lo = size * i + min(i, longer)
+    lo = size * i + (i if i < longer else longer)
     return lo, lo + size + (i < longer)
 
 

@@ -27,10 +27,15 @@ def ring(rank, size, count):
     def chunk_of(i):
         return chunk(count, size, i % size)
 
+    out = chunk_of(rank)
     for k in range(size - 1):
-        yield Send(right, "x", *chunk_of(rank - k)), RecvReduce(left, "x", *chunk_of(rank - k - 1))
+        into = chunk_of(rank - k - 1)
+        yield Send(right, "x", *out), RecvReduce(left, "x", *into)
+        out = into
     for k in range(size - 1):
-        yield Send(right, "x", *chunk_of(rank + 1 - k)), Recv(left, "x", *chunk_of(rank - k))
+        into = chunk_of(rank - k)
+        yield Send(right, "x", *out), Recv(left, "x", *into)
+        out = into
 
 
 @algorithm("allreduce", cost=lambda p, n: Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p), rounds_once=True)

@@ -121,7 +121,7 @@ def draw_failure(algorithm: Callable, size: int, count: Blocks, error: ScheduleE
     begun = [tuple(steps) for steps in error.begun]
     programs = [rounds + [steps] * bool(steps) for rounds, steps in zip(done, begun, strict=True)]
     name = read(algorithm)[0]
-    simulation = EventSimulation(programs.__getitem__, name, size, 1, ROUNDS, size, True, unfinished=True)
+    simulation = EventSimulation(programs.__getitem__, name, size, 1, ROUNDS, True, unfinished=True)
     priced = as_price(simulation, "simulation")
     spans = {(span.rank, span.index): span for span in priced.trace.rounds}
     # A rank is stuck when it has finished all rounds that it could.

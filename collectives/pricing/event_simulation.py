@@ -25,6 +25,7 @@ from collectives.pricing.memory import NodeMemory
 from collectives.pricing.networks import ROUNDS, MessageCost, Network
 from collectives.pricing.ports import MeasuredPorts, Message, Ports
 from collectives.pricing.progress_bar import ProgressBar
+from collectives.pricing.symmetry import Symmetry, shift
 from collectives.pricing.trace import Flight, Span, Trace, Work
 from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Round, Send, mistake_in
 
@@ -120,7 +121,7 @@ class Rank:
 
 
 class EventSimulation:
-    """Simulate ranks 0 ... `simulated` - 1 of a schedule.
+    """Simulate the ranks of a schedule, or those of a block that stands for all.
 
     Parameters
     ----------
@@ -130,15 +131,13 @@ class EventSimulation:
     size, itemsize : int
         Ranks; bytes of an element.
     network : Network
-    simulated : int
-        Where that is less than `size`, these ranks stand for all: what a rank sends to one beyond them, one of them
-        gets from the rank as far away on the other side, at the same moment.
     trace : bool
         Whether every round, message and piece of work is recorded.
+    symmetry : Symmetry, optional
+        Only ranks 0 ... `symmetry.block` - 1 are simulated: what a rank sends to one beyond them, one of them gets at
+        the same moment from the rank that a relabelling puts in the sender's place.
     unfinished : bool
         Whether ranks may wait for ever, and messages not be received: of a schedule that is wrong.
-    representatives : dict, optional
-        Channel -> the channel that stands for it where `simulated` is less than `size` on a topology (symmetry.py).
     expected_steps : float
         Of all simulated ranks, for the bar that a long simulation shows.
 
@@ -168,13 +167,14 @@ class EventSimulation:
         size: int,
         itemsize: int,
         network: Network,
-        simulated: int,
         trace: bool,
+        symmetry: Symmetry | None = None,
         unfinished: bool = False,
-        representatives: dict[int, int] | None = None,
         expected_steps: float = 0.0,
     ):
-        self.name, self.size, self.simulated, self.unfinished = name, size, simulated, unfinished
+        self.name, self.size, self.unfinished = name, size, unfinished
+        simulated, self.minus, representatives = symmetry or Symmetry(size, shift(size))
+        self.simulated = simulated
         self.itemsize, self.network = itemsize, network
         self.trace = Trace(itemsize=itemsize) if trace else None
         self.in_rounds = network is ROUNDS
@@ -367,7 +367,7 @@ class EventSimulation:
         self.messages += 1
         self.elements[between][number] += elements
         dest = peer % self.simulated
-        source = (dest - peer + number) % self.size
+        source = number if dest == peer else self.minus(number, self.minus(peer, dest))
         nbytes = elements * self.itemsize
         message = Message(number, source, dest, between, step, cost, nbytes, rank.clock, rank.round)
         if self.rendezvous and not self.has_receive(message) and cost.waits:

@@ -33,7 +33,7 @@ from collectives.algorithms import ALGORITHMS, Algorithm
 from collectives.algorithms.registry import DIMS, NODES
 from collectives.pricing.event_simulation import EventSimulation
 from collectives.pricing.networks import Network, find_network
-from collectives.pricing.symmetry import blocks_are_alike, smallest_block
+from collectives.pricing.symmetry import Symmetry, messages_if_alike, shift, smallest_block
 from collectives.pricing.trace import Trace
 from collectives.steps import (
     Blocks,
@@ -153,18 +153,10 @@ def price(
     def program_of(count):
         return partial(_rounds_of, rounds, size, count, options)
 
-    def simulate(simulated, count, representatives=None):
-        return EventSimulation(
-            program_of(count),
-            name,
-            size,
-            itemsize,
-            network,
-            simulated,
-            trace,
-            representatives=representatives,
-            expected_steps=steps * simulated / size,
-        )
+    def simulate(count, symmetry=None):
+        part = symmetry.block / size if symmetry else 1.0
+        program = program_of(count)
+        return EventSimulation(program, name, size, itemsize, network, trace, symmetry, expected_steps=steps * part)
 
     steps, longest = _steps_in_all(program_of(count), size, trace, name)
     if longest > MOST_STEPS and not closed_form:
@@ -176,17 +168,20 @@ def price(
     if network.topology and steps > SYMMETRIC_FROM and not trace:
         exactly = count if steps <= most else rounded
         if found := smallest_block(program_of(exactly), size, network, int(size * most / steps)):
-            return as_price(simulate(found[0], exactly, found[1]), "one block for all")
+            return as_price(simulate(exactly, found), "one block for all")
     if trace or steps <= most:
-        return as_price(simulate(size, count), "simulation")
+        return as_price(simulate(count), "simulation")
     if network.topology:
+        segmented = "segment" in signature(rounds).parameters
         raise ValueError(
             f"{size} ranks of {name} take about {steps:,.0f} steps, more than {most:,} on a topology, and no small "
-            "block of ranks stands for all: price fewer ranks or larger segments, or a network of two levels"
+            f"block of ranks stands for all: price fewer ranks, {'larger segments, ' if segmented else ''}or a network "
+            f"where nodes are alike, such as nodes:nodes={-(-size // 8)},ranks=8"
         )
     node = network.ranks_per_node if network.ranks_per_node < size else 1  # in one node all ranks are alike
-    if size % node == 0 and network.placement is None and blocks_are_alike(program_of(rounded), size, node):
-        return as_price(simulate(node, rounded), "one node for all")
+    may_be_alike = size % node == 0 and network.placement is None
+    if may_be_alike and messages_if_alike(program_of(rounded), size, node, shift(size)) is not None:
+        return as_price(simulate(rounded, Symmetry(node, shift(size))), "one node for all")
     if closed_form:
         elements = count or 0 if isinstance(count, int | None) else max(hi for _, hi in count)
         link = network.inside if network.ranks_per_node >= size else network.between

@@ -142,12 +142,15 @@ class Topology:
         """The channels from host `source` to host `dest`, by their numbers; none where they are the same."""
         known = self._routes.get((source, dest))
         if known is None:
-            vertices = self._path(source, dest) if source != dest else [self.hosts[source]]
-            numbers = tuple(self.number[pair] for pair in pairwise(vertices))
+            numbers = self.channels_between(source, dest)
             bandwidth = min((self.channels[i].bandwidth for i in numbers), default=math.inf)
             latency = math.fsum(self.channels[i].latency for i in numbers)
             known = self._routes[source, dest] = Route(numbers, bandwidth, latency)
         return known
+
+    def channels_between(self, source: int, dest: int) -> tuple[int, ...]:
+        """The channels of `route`, which are not remembered."""
+        return tuple(self.number[pair] for pair in pairwise(self._path(source, dest))) if source != dest else ()
 
     def _shortest_path(self, source: int, dest: int) -> list:
         """The fewest channels; where several ways are as short, the destination's number takes its turn among them."""

@@ -178,13 +178,32 @@ def test_one_block_stands_for_all_where_a_shift_maps_routes_to_routes(network, r
     monkeypatch.setattr(pricing, "SYMMETRIC_FROM", 0)
     block = price(ring, size, size * 1000, 4, network)
     assert (every.method, block.method) == ("simulation", "one block for all")
-    found, channels = smallest_block(lambda rank: ring(rank, size, size * 1000), size, network, size)
+    found, _, channels = smallest_block(lambda rank: ring(rank, size, size * 1000), size, network, size)
     assert found == ranks and len(channels) == size // ranks * len(set(channels.values()))
     np.testing.assert_allclose(block.finish, every.finish, rtol=1e-9)
     for name in ("rounds", "messages", "bytes", "bytes_between", "busiest", "traffic"):
         assert getattr(block, name) == getattr(every, name), name
 
 
+@pytest.mark.parametrize("name", ["doubling", "rabenseifner"])
+@pytest.mark.parametrize(
+    ("network", "ranks"), [(Network.fat_tree(4, 4), 1), (Network.hypercube(4), 1), (Network.nodes(4, 4), 4)], ids=str
+)
+def test_one_block_stands_for_all_where_an_exclusive_or_maps_routes_to_routes(network, ranks, name, monkeypatch):
+    """Ranks whose numbers differ in one bit exchange: no shift maps what one does to what the next does."""
+    entry, size = ALGORITHMS["allreduce"][name], 16
+    every = price(entry, size, size * 1000, 4, network)
+    monkeypatch.setattr(pricing, "SYMMETRIC_FROM", 0)
+    block = price(entry, size, size * 1000, 4, network)
+    assert (every.method, block.method) == ("simulation", "one block for all")
+    symmetry = smallest_block(lambda rank: entry.rounds(rank, size, size * 1000), size, network, size)
+    assert symmetry.block == ranks and symmetry.minus(5, 3) == 6
+    assert block.finish.tolist() == every.finish.tolist()
+    for field in ("rounds", "messages", "bytes", "bytes_between", "busiest", "traffic"):
+        assert getattr(block, field) == getattr(every, field), field
+
+
+@pytest.mark.parametrize("name", ["ring", "doubling"])
 @pytest.mark.parametrize(
     "network",
     [
@@ -195,10 +214,11 @@ def test_one_block_stands_for_all_where_a_shift_maps_routes_to_routes(network, r
     ],
     ids=["random", "mesh", "backbone", "one cable differs"],
 )
-def test_no_block_stands_for_all_where_a_shift_does_not_map_channels(network, monkeypatch):
-    every = price(ring, 16, 16_000, 4, network)
+def test_no_block_stands_for_all_where_no_relabelling_maps_channels(network, name, monkeypatch):
+    entry = ALGORITHMS["allreduce"][name]
+    every = price(entry, 16, 16_000, 4, network)
     monkeypatch.setattr(pricing, "SYMMETRIC_FROM", 0)
-    again = price(ring, 16, 16_000, 4, network)
+    again = price(entry, 16, 16_000, 4, network)
     assert again.method == "simulation" and again.seconds == every.seconds
 
 
@@ -207,6 +227,15 @@ def test_rings_on_a_thousand_ranks_of_a_fat_tree_take_seconds():
     begin = time.process_time()
     got = price(ring, 1024, 1 << 20, 4, Network.fat_tree(16, 4))
     assert got.method == "one block for all" and got.messages == 2_095_104
+    assert time.process_time() - begin < 20
+
+
+@pytest.mark.exhaustive
+def test_doubling_on_65536_ranks_of_a_fat_tree_takes_seconds():
+    """One rank stands for all: its 16 messages instead of a million."""
+    begin = time.process_time()
+    got = price(ALGORITHMS["allreduce"]["doubling"], 1 << 16, 1 << 16, 4, Network.fat_tree(64, 4))
+    assert got.method == "one block for all" and got.messages == 16 << 16
     assert time.process_time() - begin < 20
 
 

@@ -36,7 +36,7 @@ SHORT, LONG, VERY_LONG = 4 << 10, 1 << 20, 64 << 20  # bytes
 # Longer vectors on more ranks are the same messages, only longer ones, or more segments of a pipeline that is full.
 SIZES = {4: (SHORT, LONG, VERY_LONG), 8: (SHORT, LONG, VERY_LONG), 16: (SHORT, LONG), 32: (LONG,), 64: (LONG,)}
 EVERY = {4: 1, 8: 1, 16: 1, 32: 3, 64: 5}  # algorithms on a network, others on the next: 0.3 ms a message in SimGrid
-EQUAL = 1e-3  # relative; the worst is 4e-4 (pairwise reduce_scatter, 64 ranks, dragonfly), nearly all others below 1e-5
+EQUAL = 1e-4  # relative; the worst is 5e-5: in an alltoall of 64 ranks on a fat tree, differences of rounding grow
 
 
 @cache
@@ -145,7 +145,7 @@ def test_with_its_own_latencies_simgrid_differs_in_what_waits_for_an_arrival(nam
     off = []
     for (case, entry, count), seconds in zip(chosen, seconds_of_simgrid(p, network, chosen, True), strict=True):
         program = partial(entry.rounds, size=p, count=count, **options_of(entry, network, p))
-        waiting = SendersWaitForArrival(program, case, p, 4, network, p, False).finish.max()
+        waiting = SendersWaitForArrival(program, case, p, 4, network, False).finish.max()
         assert waiting == pytest.approx(seconds, rel=EQUAL), case
         off.append(price(entry, p, count, 4, network).seconds / seconds)
     assert min(off) < 0.98, "a segmented broadcast takes a latency less for each segment"
