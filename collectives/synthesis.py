@@ -4,13 +4,17 @@
     communicator.Allreduce(x, y, algorithm=found)          # an ordinary schedule: check, price, draw and run it
     print(found.share_of_bound, found.as_python())
 
-Two searches, of which the faster result counts. Time goes in equal *steps*, in which a channel carries as many pieces
-of the vector as it has units of bandwidth; switches only pass on.
+Three searches, of which the fastest result counts. Time goes in *steps*; switches only pass on.
 
-*Matching* (TACOS, Won et al. 2023): in each step free channels are matched with pieces that their source had when the
-step began and their target lacks, first into the rank with the fewest, first the piece with the fewest holders; the
-rest is chance, and the shortest of many tries is kept. So a piece travels along a tree out of the rank that has it,
-which is an allgather. Backwards, with sums, that is a reduce-scatter; both after each other are an allreduce.
+*Matching* (TACOS, Won et al. 2023): in a step a channel carries as many pieces as it has units of bandwidth. Free
+channels are matched with pieces that their source had when the step began and their target lacks, first into the rank
+with the fewest, first the piece with the fewest holders; the rest is chance, and the shortest of many tries is kept.
+So a piece travels along a tree out of the rank that has it, which is an allgather. Backwards, with sums, that is a
+reduce-scatter; both after each other are an allreduce.
+
+*Parts*: without its narrow channels a network falls into parts, such as the hosts of each edge switch. Blocks go round
+a ring of equal parts, and each rank that gets one copies it to the others of its part. A narrow channel carries
+messages between the same ranks in every step, so ranks that run ahead of others delay nobody.
 
 *Packed trees*, for an allreduce of long vectors: spanning trees that share the channels evenly, each for its part of
 the vector. Segments follow each other up to the root, added on the way, and down again (ForestColl, Zhao et al. 2024,
@@ -22,12 +26,14 @@ Bounds: `pricing.lower_bounds.bandwidth_bound`.
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator
-from itertools import permutations
+from functools import partial
+from itertools import permutations, product
 from pathlib import Path
 from typing import NamedTuple
 
-from collectives.pricing.lower_bounds import allgather_bound, bandwidth_bound
+from collectives.pricing.lower_bounds import allgather_bound, bandwidth_bound, parts_of
 from collectives.pricing.networks import Network, find_network
 from collectives.pricing.price import price
 from collectives.pricing.progress_bar import ProgressBar
@@ -38,9 +44,12 @@ from collectives.steps import Blocks, Recv, RecvReduce, Round, Send, blocks, chu
 OPERATIONS = ("allgather", "reduce_scatter", "allreduce")
 MOST_RANKS = 128
 CHUNKS = 4  # most pieces of a block that are tried where the caller does not say
+RING_CHUNKS = 1, 2, 4, 8, 16  # the same of rings of parts, until the bound is near
+NEAR_BOUND = 0.97
 MOST_TREES = 24
 LEAST_PIECE = 4096  # bytes: smaller pieces gain little anywhere, and make a price slow
 ITEMSIZE = 4  # bytes of an element, where a schedule is priced
+ENDLESS = 1 << 30  # bytes of a vector of which latencies are no part
 FILLS = 40, 20, 10, 5, 2, 1  # segments of a pipeline for every level that it must fill: 40 keep it full 95% of the time
 
 Move = tuple[int, int, int, bool]  # source, dest, piece, whether it is added
@@ -188,13 +197,13 @@ def synthesize(
     network : Network or str
         With a topology; a rank on each host (those that its placement names).
     chunks : int, optional
-        Into which a matching cuts every block; by default that one of 1 to 4 which comes nearest to the bound.
+        Into which matchings and rings of parts cut every block; by default as many as come near to the bound.
     tries, seed : int
         Random searches for each number of chunks.
     nbytes : int, optional
-        Bytes of the vector. Then what is found for each number of chunks, and trees with fewer segments too, are priced
-        on the network, and the cheapest counts: short vectors pay for every message. Pieces have 4 KiB or more, where
-        that is possible. By default a vector without end.
+        Bytes of the vector; by default a vector without end. What is found is priced on the network, and the cheapest
+        counts. With `nbytes` all numbers of chunks are priced, and trees with fewer segments too: short vectors pay for
+        every message. Pieces have 4 KiB or more then, where that is possible.
 
     Returns
     -------
@@ -224,36 +233,50 @@ def synthesize(
     size = len(hosts)
     if size == 1:
         return Schedule(operation, 1, 1, [], 0.0, 0.0)
-    arcs = arcs_of(network.topology, tuple(hosts), both_ways=operation != "allgather")
-    bound = bandwidth_bound(network, operation)
-    times = 2 if operation == "allreduce" else 1
-    half = allgather_bound(network.topology, hosts)
-    narrowest = min(network.topology.channels[i].bandwidth for arc in arcs for i in arc.channels)
-    found: list[Schedule] = []
+    topology = network.topology
+    arcs = arcs_of(topology, tuple(hosts), both_ways=operation != "allgather")
+    bound, half = bandwidth_bound(network, operation), allgather_bound(topology, hosts)
+    narrowest = min(topology.channels[i].bandwidth for arc in arcs for i in arc.channels)
+    equal_parts = [
+        parts
+        for parts, _ in parts_of(topology, [topology.hosts[host] for host in hosts])
+        if len({len(part) for part in parts}) == 1
+    ]
+    from_allgather = partial(_from_allgather, operation, topology, hosts, bound)
+    matchings: list[Schedule] = []
+    rings: list[Schedule] = []
+    trees: list[Schedule] = []
     numbers = (chunks,) if chunks else range(1, CHUNKS + 1)
-    units, bar = units_of(network.topology, narrowest), ProgressBar(tries * len(numbers))
+    units, bar = units_of(topology, narrowest), ProgressBar(tries * len(numbers))
     for row, number in enumerate(numbers):
         shortest = None
         for attempt in range(tries):
             bar.update(row * tries + attempt)
             steps = matching(size, arcs, units, number, random.Random(f"{seed} {number} {attempt}"))
             shortest = steps if shortest is None or len(steps) < len(shortest) else shortest
-            if times * len(shortest) / narrowest / (size * number) <= times * half * (1 + 1e-9):
+            if len(shortest) / narrowest / (size * number) <= half * (1 + 1e-9):
                 break
-        seconds = times * len(shortest) / narrowest / (size * number)
-        found.append(_from_matching(operation, size, number, shortest, seconds, bound))
+        matchings.append(from_allgather(number, shortest))
     bar.close()
+    for parts in equal_parts:
+        for number in (chunks,) if chunks else RING_CHUNKS:
+            rings.append(from_allgather(number, around_parts(parts, number)))
+            if rings[-1].share_of_bound > NEAR_BOUND:
+                break
     long = lambda schedule: schedule.seconds_per_byte
-    if operation == "allreduce" and min(found, key=long).share_of_bound < 0.97:
+    if operation == "allreduce" and min(matchings + rings, key=long).share_of_bound < NEAR_BOUND:
         for attempt in range(3):
-            trees = pack_trees(size, arcs, network.topology, seed + attempt)
-            for fill in FILLS if nbytes else FILLS[:1]:
-                found.append(_from_trees(size, trees, network.topology, bound, fill))
+            packed = pack_trees(size, arcs, topology, seed + attempt)
+            trees += [_from_trees(size, packed, topology, bound, fill) for fill in (FILLS if nbytes else FILLS[:1])]
     if nbytes is None:
-        return min(found, key=long)
-    count = -(-nbytes // ITEMSIZE)
-    fewest = min(schedule.pieces for schedule in found)
-    found = [schedule for schedule in found if schedule.pieces <= max(fewest, nbytes // LEAST_PIECE)]
+        found = [min(kind, key=long) for kind in (matchings, rings, trees) if kind]
+    else:
+        found = matchings + rings + trees
+        fewest = min(schedule.pieces for schedule in found)
+        found = [schedule for schedule in found if schedule.pieces <= max(fewest, nbytes // LEAST_PIECE)]
+    if len(found) == 1:
+        return found[0]
+    count = -(-(nbytes or ENDLESS) // ITEMSIZE)
     return min(found, key=lambda schedule: price(schedule, size, count, ITEMSIZE, network).seconds)
 
 
@@ -317,12 +340,40 @@ def matching(size: int, arcs: list[Arc], units: list[int], chunks: int, rng: ran
     return steps
 
 
-def _from_matching(operation, size, chunks, steps, seconds, bound) -> Schedule:
+def around_parts(parts: list[list[int]], chunks: int) -> list[list[tuple]]:
+    """The steps of an allgather around a ring of equal parts, each a list of (source, dest, piece).
+
+    Rank i of a part sends to rank i of the next one: first its own block, then what came in the step before. In the
+    same step it sends the block to the others of its part. Chunks of blocks follow each other.
+    """
+    laps = len(parts) - 1
+    steps: list[list[tuple]] = [[] for _ in range(chunks * laps + 1)]
+    for number, lap in product(range(chunks), range(laps + 1)):
+        step = steps[number * laps + lap]
+        for at, part in enumerate(parts):
+            for i, rank in enumerate(part):
+                piece = parts[at - lap][i] * chunks + number
+                if lap < laps:
+                    step.append((rank, parts[(at + 1) % len(parts)][i], piece))
+                step += [(rank, other, piece) for other in part if other != rank]
+    return [step for step in steps if step]
+
+
+def _from_allgather(operation, topology, hosts, bound, chunks, steps) -> Schedule:
+    size = len(hosts)
     out = [[(*move, False) for move in step] for step in steps]
     back = [[(dest, source, piece, True) for source, dest, piece in step] for step in reversed(steps)]
-    if operation == "allreduce":
-        return Schedule(operation, size, size * chunks, back + out, seconds, bound)
-    return Schedule(operation, size, chunks, out if operation == "allgather" else back, seconds, bound)
+    steps = {"allgather": out, "reduce_scatter": back, "allreduce": back + out}[operation]
+    pieces = size * chunks if operation == "allreduce" else chunks
+    seconds = sum(_seconds_of(step, topology, hosts) for step in steps) / (size * chunks)
+    return Schedule(operation, size, pieces, steps, seconds, bound)
+
+
+def _seconds_of(step, topology, hosts) -> float:
+    """Seconds until all of a step has crossed its fullest channel, where a piece has one byte."""
+    routes = (topology.route(hosts[source], hosts[dest]).channels for source, dest, *_ in step)
+    load = Counter(channel for route in routes for channel in route)
+    return max(number / topology.channels[channel].bandwidth for channel, number in load.items())
 
 
 Tree = list[tuple[Arc, Arc]]  # of every rank but the root the arc to its parent and back, parents first

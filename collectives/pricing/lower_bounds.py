@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
 
 from collectives.pricing.networks import Network, find_network
 from collectives.pricing.topology import Topology
@@ -110,10 +111,17 @@ def bandwidth_bound(network: Network | str, operation: str = "allreduce", size: 
 
 
 def _worst_parts(topology, ranks) -> float:
-    """The most of 2 (k - 1) over the bandwidth out of k parts with ranks, into which the network falls without its
-    narrow channels: a fat tree with oversubscription into its edge switches and their hosts.
+    """The most of 2 (k - 1) over the bandwidth out of k parts with ranks."""
+    return max((2 * (len(parts) - 1) / leaving for parts, leaving in parts_of(topology, ranks)), default=0.0)
+
+
+def parts_of(topology: Topology, ranks: Sequence[Hashable]) -> Iterator[tuple[list[list[int]], float]]:
+    """Yield the parts into which a network falls without its narrow channels, and the bandwidth out of all of them.
+
+    Parts are lists of indices into `ranks`, which are vertices: a fat tree with oversubscription falls into its edge
+    switches and their hosts. Once for every bandwidth of channels, the widest first, while there is more than one part.
     """
-    worst, part_of = 0.0, {}
+    part_of: dict = {}
 
     def find(vertex):
         while part_of.setdefault(vertex, vertex) != vertex:
@@ -124,13 +132,14 @@ def _worst_parts(topology, ranks) -> float:
         for channel in topology.channels:
             if channel.bandwidth == width:
                 part_of[find(channel.source)] = find(channel.target)
-        parts = {find(rank) for rank in ranks}
+        parts: dict = {}
+        for i, rank in enumerate(ranks):
+            parts.setdefault(find(rank), []).append(i)
         if len(parts) == 1:
             break
         ends = ((find(channel.source), find(channel.target), channel.bandwidth) for channel in topology.channels)
         leaving = sum(bandwidth for source, target, bandwidth in ends if source in parts and source != target)
-        worst = max(worst, 2 * (len(parts) - 1) / leaving)
-    return worst
+        yield list(parts.values()), leaving
 
 
 def _worst_groups(topology, ranks) -> float:

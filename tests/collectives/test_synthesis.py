@@ -1,6 +1,7 @@
 """Schedules that are found: right, within a tenth of the bound, and ordinary schedules to every tool."""
 
 import random
+import time
 from itertools import combinations
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from collectives import check, draw, price, synthesize
 from collectives.algorithms.registry import by_messages
 from collectives.pricing.lower_bounds import bandwidth_bound, lower_bound
-from collectives.pricing.networks import Network
+from collectives.pricing.networks import Network, find_network
 from collectives.pricing.topology import from_edges
 from collectives.synthesis import Schedule
 
@@ -47,17 +48,19 @@ def proven(operation, network, **options):
     return found
 
 
+def share_as_priced(found, network):
+    """The bound over what a schedule costs for a long vector."""
+    count = 1_000_000 * found.pieces * (1 if found.operation == "allreduce" else found.size)
+    return found.bound * 4 * count / price(found, found.size, count, 4, network).seconds
+
+
 @pytest.mark.parametrize("name", NAMED)
 def test_what_is_found_is_right_and_near_the_bound(name):
     network = NAMED[name]
     for operation in ("allgather", "reduce_scatter", "allreduce"):
         found = proven(operation, network, tries=30)
         assert 0.9 < found.share_of_bound < 1 + 1e-9, operation
-        # The search's own time is that of the network, on which ranks may run ahead of a step.
-        count = found.pieces * (100 if operation == "allreduce" else 100 * found.size)
-        priced = price(found, found.size, count, 4, network).seconds / (4 * count)
-        slower = {"thin link": 1.45, "fat tree": 2.4}.get(name, 1.1)  # ranks that run ahead take thin links too early
-        assert found.bound * (1 - 1e-9) < priced < slower * found.seconds_per_byte, operation
+        assert 0.9 < share_as_priced(found, network) < 1 + 1e-9, operation  # where ranks may run ahead of a step
 
 
 @pytest.mark.parametrize(
@@ -65,8 +68,19 @@ def test_what_is_found_is_right_and_near_the_bound(name):
 )
 def test_on_any_graph_too(seed):
     network = any_graph(seed)
-    assert proven("allgather", network, tries=30).share_of_bound > 0.9
-    assert proven("allreduce", network, tries=5).share_of_bound > 0.9
+    for operation, tries in (("allgather", 30), ("allreduce", 5)):
+        found = proven(operation, network, tries=tries)
+        assert found.share_of_bound > 0.9 and share_as_priced(found, network) > 0.9, operation
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["torus:dims=8x8", "star:64", "hypercube:6", "nodes:nodes=8,ranks=8"])
+def test_sixty_four_ranks_take_less_than_a_minute(name):
+    network = find_network(f"{name},latency=0")
+    begin = time.process_time()
+    found = synthesize("allreduce", network)
+    assert time.process_time() - begin < 60
+    assert found.share_of_bound > 0.9 and share_as_priced(found, network) > 0.9
 
 
 def test_bounds_are_those_of_the_literature():
@@ -116,14 +130,15 @@ def test_an_unequal_link_is_used_better_than_by_a_ring():
 
 
 def test_short_vectors_are_cut_into_fewer_pieces():
-    """Each message takes 50 us of a processor: 2,160 of them cost more than a pipeline that is hardly filled."""
+    """Each message takes 50 us of a processor, so more of them cost more than a narrow channel that stands empty."""
     edges = [(host, f"switch{host // 2}", 25e6, 0) for host in range(4)] + [("switch0", "switch1", 12.5e6, 0)]
     network = Network.on(from_edges(edges, range(4)), overhead=50e-6)
     seconds = lambda found, nbytes: price(found, 4, nbytes // 4, 4, network).seconds
     endless = synthesize("allreduce", network, tries=10)
     short, long = (proven("allreduce", network, tries=10, nbytes=nbytes) for nbytes in (1 << 18, 1 << 24))
     assert short.pieces < long.pieces
-    assert seconds(short, 1 << 18) < 0.5 * seconds(endless, 1 << 18)
+    assert seconds(short, 1 << 18) < 0.9 * seconds(endless, 1 << 18)
+    assert seconds(short, 1 << 18) < 1.15 * (1 << 18) * short.bound
     assert seconds(long, 1 << 24) <= seconds(endless, 1 << 24) and seconds(long, 1 << 24) < seconds(short, 1 << 24)
 
 
