@@ -402,7 +402,11 @@ class Network:
             # What the hosts' token buckets let through at once does not cross a narrower channel any faster.
             least = nbytes / route.bandwidth if slower > 1 else 0.0
             held, gap = max(cost.held * slower, least), max(cost.gap * slower, least)
-            return cost._replace(latency=cost.latency + route.latency, held=held, gap=gap)
+            # The other direction delays a message at the hosts, for as many seconds whatever lies between them.
+            at_hosts = cost.held / held if held else 0.0
+            crossing, exchange = cost.crossing * at_hosts, cost.exchange * at_hosts
+            latency = cost.latency + route.latency
+            return cost._replace(latency=latency, held=held, gap=gap, crossing=crossing, exchange=exchange)
         held = self.between.gap + nbytes * (1 / route.bandwidth)
         return cost._replace(latency=route.latency, held=held, gap=held)
 
