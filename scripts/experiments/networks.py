@@ -9,8 +9,10 @@ All is priced by simulation, on one core in half a minute; nothing is measured.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
+from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,10 +25,12 @@ from collectives.algorithms.bucket import multiport_bucket  # noqa: E402
 from collectives.algorithms.swing import multiport_swing  # noqa: E402
 from collectives.pricing.lower_bounds import lower_bound  # noqa: E402
 from collectives.pricing.networks import Network  # noqa: E402
+from collectives.steps import Send  # noqa: E402
 from parallel.command.arguments import Parser  # noqa: E402
 
 PAGE = ROOT / "docs" / "systems" / "networks.md"
 SIZES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 24, 1 << 30)
+SWING_SIZES = (1 << 7, 1 << 13, 1 << 17, 1 << 21, 1 << 25)
 # Of a reduce-scatter on a ring of p: the sum over steps of |rho(s)| / 2^(s+1) blocks (De Sensi et al. 2024).
 PUBLISHED = {8: 1.0, 16: 1.1875, 32: 1.375, 64: 1.547}
 
@@ -77,7 +81,49 @@ def tori_table() -> str:
     return "\n".join(lines)
 
 
-TABLES = {"torus": torus_table, "ring": ring_table, "tori": tori_table}
+def speed_table() -> str:
+    """Swing in all directions of a torus, against buckets in all directions and what uses one at a time."""
+    lines = [
+        "| torus | bytes | Swing | bucket | rabenseifner | doubling | fastest other / Swing |",
+        "|---|" + "---:|" * 6,
+    ]
+    for dims in ((8, 8), (4, 4, 4)):
+        size, network = math.prod(dims), Network.torus(dims)
+        for nbytes in SWING_SIZES:
+            count = nbytes // 4
+            swing, *others = (
+                price(algorithm, size, count, 4, network, **options).seconds
+                for algorithm, options in (
+                    (multiport_swing, {"dims": dims}),
+                    (multiport_bucket, {"dims": dims}),
+                    (ALGORITHMS["allreduce"]["rabenseifner"], {}),
+                    (ALGORITHMS["allreduce"]["doubling"], {}),
+                )
+            )
+            times = " | ".join(in_words(seconds).strip() for seconds in (swing, *others))
+            lines.append(f"| {' x '.join(map(str, dims))} | {nbytes:,} | {times} | {min(others) / swing:.2f} |")
+    return "\n".join(lines)
+
+
+def leaving(name: str, operation: str, size: int, group: int) -> float:
+    """Bytes that leave their group of neighbouring ranks, mean over all roots, over the bytes of the vector."""
+    rounds, total = ALGORITHMS[operation][name].rounds, 0
+    for root, rank in product(range(size), repeat=2):
+        sends = (step for steps in rounds(rank, size, size, root=root) for step in steps if type(step) is Send)
+        total += sum(send.hi - send.lo for send in sends if send.peer // group != rank // group)
+    return total / size / size
+
+
+def bine_table() -> str:
+    """What Bine and binomial trees of 64 ranks send between groups of neighbours."""
+    lines = ["| operation | ranks of a group | binomial | Bine | Bine / binomial | published |", "|---|" + "---:|" * 5]
+    for operation, group in product(("broadcast", "reduce", "gather", "scatter"), (9, 16)):
+        binomial, bine = (leaving(name, operation, 64, group) for name in ("binomial", "bine"))
+        lines.append(f"| {operation} | {group} | {binomial:.2f} | {bine:.2f} | {bine / binomial:.2f} | down to 0.67 |")
+    return "\n".join(lines)
+
+
+TABLES = {"torus": torus_table, "ring": ring_table, "tori": tori_table, "speed": speed_table, "bine": bine_table}
 
 
 def put(page: str, name: str, table: str) -> str:

@@ -16,7 +16,9 @@ def tables():
     return module
 
 
-@pytest.mark.parametrize("name", ["ring", "tori", pytest.param("torus", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "name", ["ring", "tori", "bine", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("torus", "speed"))]
+)
 def test_the_page_has_the_table_that_the_command_makes(tables, name):
     page = tables.PAGE.read_text()
     assert tables.put(page, name, tables.TABLES[name]()) == page, f"run python {SCRIPT.relative_to(SCRIPT.parents[2])}"
