@@ -2,7 +2,7 @@
 
 | gradients | sync |
 |---|---|
-| in shards: ZeRO's stages | sync/sharded.py |
+| in shards: ZeRO's stages 1, 2 and 3 | sync/sharded.py, sync/unit_buffered.py |
 | compressed | sync/compression/compressed.py |
 | of virtual shards, in one fixed tree | sync/fixed_tree.py |
 | in the memory that the ranks of a node share | sync/node_memory.py |
@@ -30,7 +30,8 @@ from parallel.sync.compression.compressed import Compressed
 from parallel.sync.fixed_tree import FixedTree
 from parallel.sync.messages import Messages, check_bucketing
 from parallel.sync.node_memory import NodeMemory, why_not
-from parallel.sync.sharded import Sharded
+from parallel.sync.sharded import ShardedOptimizer
+from parallel.sync.unit_buffered import ShardedGradients, ShardedParameters
 
 
 def gradient_sync(
@@ -99,7 +100,9 @@ def gradient_sync(
         if compressor and (compressor.memories or compressor.no_messages):
             raise ValueError(f"{compressor!r} does not work with shards: {NOT_COMPRESSED_IN_SHARDS}")
         readable = not in_parts and node_memory != "off" and len(set(nodes)) == 1  # each other's memory
-        return Sharded(stage, unit_bytes, offload, readable, prefetch, compressor)
+        if stage == 3:
+            return ShardedParameters(unit_bytes, offload, readable, compressor, prefetch)
+        return {1: ShardedOptimizer, 2: ShardedGradients}[stage](unit_bytes, offload, readable, compressor)
     if compressor:
         return Compressed(compressor)
     if shards:

@@ -7,7 +7,7 @@
 | ZeRO2 | and gradients | Psi + 3 Psi/N | 2 Psi |
 | FullyShardedDataParallel (ZeRO-3) | and parameters | 4 Psi/N | 3 Psi |
 
-for Psi parameters on N ranks: sync/sharded.py says how.
+for Psi parameters on N ranks: sync/sharded.py and sync/unit_buffered.py say how.
 
 Milliseconds a step on 2 ranks of one node with Adam, 64 samples each, replicated and stages 1 to 3 (measured, median):
 MLP 784-512-512-10 7.7, 8.0, 7.7, 8.1; eight layers of 1024 x 1024 85, 85, 87, 97.

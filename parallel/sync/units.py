@@ -54,11 +54,11 @@ class Unit:
 
     @property
     def blocks(self) -> slice:
-        """The place in a shard."""
+        """Its place in a shard."""
         return slice(self.at, self.at + self.block)
 
     def clear_gaps(self, whole: np.ndarray) -> None:
-        """In memory for the unit, where other units may have been."""
+        """Write zeros between the arrays, in memory where other units may have been."""
         for gap in self.gaps:
             whole[gap] = 0
 
@@ -112,7 +112,7 @@ class UnitLayout:
         self.stages = [path for path in ties if self.needs[path]]
 
     def _add(self, start: int, stop: int, paths: list[str], owners: set[str]) -> None:
-        """A unit of the layers at `paths`; without parameters there is none."""
+        """Add a unit of the layers at `paths`, unless they have no parameters."""
         names = _names(self.layout, start, stop)
         before = start
         for path in paths:
@@ -130,17 +130,21 @@ class UnitLayout:
         self.size += block
 
     def whole(self, buffer: np.ndarray, unit: Unit) -> np.ndarray:
-        """All ranks' blocks of a unit in a buffer that holds all units."""
+        """Return all ranks' blocks of a unit in a buffer that holds all units."""
         return buffer[self.ranks * unit.at : self.ranks * (unit.at + unit.block)]
 
     def arrays(self, memory: np.ndarray, unit: Unit) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, its elements) of the arrays of a unit that lies in `memory`."""
+        """Yield (name, its elements) of the arrays of a unit that lies in `memory`."""
         for name in unit.names:
             place = self.layout.slices[name]
             yield name, memory[place.start - unit.start : place.stop - unit.start]
 
+    def views(self, buffer: np.ndarray):
+        """Return a buffer of all units as layers see it."""
+        return self.layout.tree(dict(p for unit in self.units for p in self.arrays(self.whole(buffer, unit), unit)))
+
     def region(self, unit: Unit, rank: int) -> Region:
-        """What lies in a rank's block of a unit."""
+        """Return what lies in a rank's block of a unit."""
         lo = min(unit.start + rank * unit.block, unit.stop)
         return self.layout.region(lo, min(lo + unit.block, unit.stop))
 
@@ -148,12 +152,12 @@ class UnitLayout:
 class ShardRegion:
     """The regions of a shard's blocks as one (see nn.core.layout.Region)."""
 
-    def __init__(self, cut: UnitLayout, rank: int):
-        layout = cut.layout
+    def __init__(self, units: UnitLayout, rank: int):
+        layout = units.layout
         self.names, self.elsewhere = layout.names, layout.duplicates | layout.borrowed
         self.tensors, self.decayed, self.owned, self.blocks = [], [], [], ((), [])
-        for unit in cut.units:
-            region = cut.region(unit, rank)
+        for unit in units.units:
+            region = units.region(unit, rank)
             self.tensors += [(name, _shifted(part, unit.at), spec) for name, part, spec in region.tensors]
             self.decayed += [_shifted(part, unit.at) for part in region.decayed]
             self.owned += [_shifted(part, unit.at) for part in region.owned]
@@ -164,33 +168,28 @@ class UnitBuffers:
 
     Parameters
     ----------
-    cut : UnitLayout
+    layout : UnitLayout
     count : int
         Units that are there at once; one that is used out of turn has memory of its own.
     make : callable (size) -> flat array
     """
 
-    def __init__(self, cut: UnitLayout, count: int, make):
-        self.cut = cut
-        self.number = {unit.number: (unit.number if unit.alone else -1 - unit.number % count) for unit in cut.units}
+    def __init__(self, layout: UnitLayout, count: int, make):
+        self.layout = layout
+        self.number = {unit.number: (unit.number if unit.alone else -1 - unit.number % count) for unit in layout.units}
         sizes: dict[int, int] = {}
-        for unit in cut.units:
+        for unit in layout.units:
             buffer = self.number[unit.number]
-            sizes[buffer] = max(sizes.get(buffer, 0), unit.block * cut.ranks)
+            sizes[buffer] = max(sizes.get(buffer, 0), unit.block * layout.ranks)
         self.memory = {buffer: make(size) for buffer, size in sizes.items()}
         self.holds: dict[int, int] = {}  # buffer -> number of the unit in it
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all buffers."""
-        return sum(array.nbytes for array in self.memory.values())
-
     def of(self, unit: Unit) -> np.ndarray:
-        """The memory of a unit."""
-        return self.memory[self.number[unit.number]][: unit.block * self.cut.ranks]
+        """Return the memory of a unit."""
+        return self.memory[self.number[unit.number]][: unit.block * self.layout.ranks]
 
     def take(self, unit: Unit) -> bool:
-        """Give a unit its buffer; False if it is there already."""
+        """Give a unit its buffer; return False if it is there already."""
         buffer = self.number[unit.number]
         if self.holds.get(buffer) == unit.number:
             return False
@@ -198,13 +197,13 @@ class UnitBuffers:
         return True
 
     def forget(self) -> None:
-        """Nothing in the buffers counts any more."""
+        """Forget what is in the buffers."""
         self.holds.clear()
 
     def views(self):
-        """The parameters as layers see them."""
-        arrays = dict(pair for unit in self.cut.units for pair in self.cut.arrays(self.of(unit), unit))
-        return self.cut.layout.tree(arrays)
+        """Return the units as layers see them."""
+        arrays = dict(pair for unit in self.layout.units for pair in self.layout.arrays(self.of(unit), unit))
+        return self.layout.layout.tree(arrays)
 
 
 def _shifted(part: slice, by: int) -> slice:

@@ -65,7 +65,7 @@ def test_controls_that_differ(comm):
         for broken in (False, True):
             many = sharded(comm, stage)
             if broken:
-                many.sync.spread = lambda: None
+                many.sync.gather = lambda: None
             train(many, "mlp")
             state = many.state_dict()
             if comm.rank == 0:
@@ -82,7 +82,7 @@ def test_tied_weights(comm):
     losses = train(one, "transformer")
     for stage, options in product(STAGES, ({}, {"unit_bytes": 3000})):
         many = maker(comm, stage, **options)(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9))
-        assert [unit.alone for unit in many.sync.cut.units].count(True) == 1
+        assert [unit.alone for unit in many.sync.units].count(True) == 1
         np.testing.assert_allclose(train(many, "transformer"), losses, rtol=1e-12)
         state = many.state_dict()
         if comm.rank == 0:
@@ -128,8 +128,8 @@ def test_nan_is_told_by_all_before_the_update(comm):
             many.step(x, y, 12, 3)
         x[:] = 0
         assert np.isfinite(many.step(x, y, 12)), "training goes on"
-        many.sync.own(many.sync.cut.units[-1])[0] = np.nan if comm.rank == 2 else 0
-        many.sync.spread()
+        many.sync.own(many.sync.units[-1])[0] = np.nan if comm.rank == 2 else 0
+        many.sync.gather()
         with pytest.raises(nn.NonFiniteLoss, match=r"parameter 1\.W \(it was updated in step 0\)"):
             many.step(x + 1, y, 12)
 
@@ -151,12 +151,12 @@ def test_bytes_on_the_wire(comm):
     for stage, wire in zip(STAGES, (2, 2, 3), strict=True):
         traffic = Traffic(Communicator(comm))
         many = getattr(parallel, stage)(network, nn.CrossEntropyLoss(), nn.Adam(0.01), traffic, SEED)
-        again = many.sync.cut.units[0].stop * 4 * 2 // 3 if stage == FSDP else 0
+        again = many.sync.units[0].stop * 4 * 2 // 3 if stage == FSDP else 0
         for _ in range(2):
             traffic.reset()
             many.step(x, y, 6)
             assert small(traffic) == 8 * 4 * 4 // 3 and traffic.total - small(traffic) == wire * psi - again, stage
-            assert traffic.calls["reduce_scatter_block"] == len(many.sync.cut.units)
+            assert traffic.calls["reduce_scatter_block"] == len(many.sync.units)
         many.communicator.communicator.release()
     traffic = Traffic(Communicator(comm, allreduce="ring"))
     ddp = DistributedDataParallel(
