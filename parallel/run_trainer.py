@@ -10,7 +10,7 @@ class RunTrainer(Trainer):
 
     Attributes
     ----------
-    communicator, pass_ : None
+    communicator, forward_backward : None
         On many ranks, what connects them, and what this one computes of a step.
     apart : bool
         Whether ranks make steps of their own, and synchronize only in `synchronize`.
@@ -25,7 +25,7 @@ class RunTrainer(Trainer):
         all ranks do it together. It is called without keywords.
     """
 
-    communicator = pass_ = None
+    communicator = forward_backward = None
     apart = scattered = on_disk = False
     sends = notes = ""
     phases = (("compute", "compute_gradients", False), ("update", "update", False))

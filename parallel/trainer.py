@@ -1,10 +1,10 @@
 """The trainer of many ranks, made of three parts: what computes, what brings ranks together, and who they are.
 
-    trainer = DistributedTrainer(network, loss, optimizer, mesh, pass_, sync)
+    trainer = DistributedTrainer(network, loss, optimizer, mesh, forward_backward, sync)
 
-pass_     what this rank computes of a step (passes/): its samples at once, or micro-batches, or virtual shards
-sync      how the gradients of ranks are summed (sync/): it owns the buffers
-mesh      which ranks there are (mesh.py)
+forward_backward   what this rank computes of a step (passes/): all its samples, micro-batches, or virtual shards
+sync               how the gradients of ranks are summed (sync/): it owns the buffers
+mesh               which ranks there are (mesh.py)
 
 A strategy (strategies/) chooses the parts. Each rank computes the gradient of its samples, divided by the size of the
 **global** batch, so that the sum over ranks is the gradient of the batch, uneven parts included. What a step is, is
@@ -29,7 +29,7 @@ from nn.training.fit import Callback
 from nn.training.prediction import as_samples
 from nn.training.trainer import Trainer, check_parts
 from parallel.mesh import Mesh, Ranks, ReplicaError, agree
-from parallel.passes.whole import Samples, Whole
+from parallel.passes.forward_backward import ForwardBackward, Samples
 from parallel.run_trainer import RunTrainer
 from parallel.state.checkpoint_writer import RanksCheckpointWriter
 from parallel.state.fragments import Fragment
@@ -52,7 +52,7 @@ class DistributedTrainer(RunTrainer):
     network, loss, optimizer, seed
         As for Trainer, alike on all ranks.
     mesh : Mesh
-    pass_ : Whole or one of its kind
+    forward_backward : ForwardBackward or one of its kind
     sync : GradientSync
         Both not started yet.
     name : str
@@ -72,13 +72,13 @@ class DistributedTrainer(RunTrainer):
         loss: Loss,
         optimizer: Optimizer,
         mesh: Mesh,
-        pass_: Whole,
+        forward_backward: ForwardBackward,
         sync: GradientSync,
         seed: int = 0,
         name: str = "DistributedTrainer",
     ):
         check_parts(network, loss, optimizer, seed, self.searches)
-        self.mesh, self.pass_, self.sync, self.name, self.closed = mesh, pass_, sync, name, False
+        self.mesh, self.forward_backward, self.sync, self.name, self.closed = mesh, forward_backward, sync, name, False
         self.communicator, self.writer = mesh.communicator, mesh.rank == 0
         mesh.agree(facts(network, loss, optimizer, seed))
         if network.mixed and sync.apart:
@@ -86,19 +86,21 @@ class DistributedTrainer(RunTrainer):
         super().__init__(network, loss, optimizer, seed)
 
     def make_local_network(self, network):
-        return self.pass_.make_local_network(network, self.mesh)
+        return self.forward_backward.make_local_network(network, self.mesh)
 
     def allocate(self) -> None:
         mesh, context = self.mesh, self.ctx.network_context
         self.suspects: list[tuple[int, np.ndarray]] = []  # what was computed when a loss was not finite
-        self.pass_.start(mesh, self.network)
-        self.sync.start(mesh, self.pass_, self.local_network, self.network, self.optimizer, self.buffers, self.seed)
-        self.shard, self.p, self.g = self.pass_.shard, self.sync.p, self.sync.g
+        self.forward_backward.start(mesh, self.network)
+        self.sync.start(
+            mesh, self.forward_backward, self.local_network, self.network, self.optimizer, self.buffers, self.seed
+        )
+        self.shard, self.p, self.g = self.forward_backward.shard, self.sync.p, self.sync.g
         context.before_layer = self.sync.before_layer
         context.groups |= {name: Ranks(ranks) for name in GROUPS if (ranks := getattr(mesh, name))}
-        self.pass_.join(self)
+        self.forward_backward.join(self)
         self.step_count = np.zeros((), int)  # `steps`, for the state
-        first = self.pass_.peers is None or self.pass_.peers.rank == 0
+        first = self.forward_backward.peers is None or self.forward_backward.peers.rank == 0
         slots = self.optimizer.slots
         self.table = StateTable(mesh, self.network, self.local_network, slots, WeakMethod(self.placed), first)
 
@@ -111,7 +113,7 @@ class DistributedTrainer(RunTrainer):
     flat_parameters = property(lambda self: self.sync.parameters)
     gradients = property(lambda self: self.sync.gradients)
     slots = property(lambda self: self.sync.slots)
-    phases = property(lambda self: self.sync.phases + self.pass_.phases)
+    phases = property(lambda self: self.sync.phases + self.forward_backward.phases)
     sends = property(lambda self: self.sync.sends if self.mesh.line is self.mesh else "")  # activations travel, too
     notes = property(lambda self: self.sync.notes)
     apart = property(lambda self: self.sync.apart)
@@ -132,11 +134,11 @@ class DistributedTrainer(RunTrainer):
         self.sync.resume()
         self.begin_step()
         context, sync, computed, loss = self.ctx.network_context, self.sync, [], 0.0
-        micro_batches = self.pass_.divide(len(x), total, accumulate)
+        micro_batches = self.forward_backward.divide(len(x), total, accumulate)
         context.product_hooks = sync.begin_step(self.updates, len(x), total, accumulate)
         try:
             for micro in micro_batches:
-                samples, targets = self.pass_.take(x, y, micro)
+                samples, targets = self.forward_backward.take(x, y, micro)
                 computed.append((micro.first, samples))
                 loss = self.compute_gradients(samples, targets, total, micro, loss if micro.accumulate else 0.0)
             result = sync.finish_step()
@@ -163,7 +165,7 @@ class DistributedTrainer(RunTrainer):
             self.buffers[:] = self.buffers_before
         batch.step, batch.sample, batch.accumulate = self.steps, micro.first, micro.accumulate and sync.adds_up
         batch.total = total
-        loss = self.pass_.compute(self, x, y, total, micro, before)
+        loss = self.forward_backward.compute(self, x, y, total, micro, before)
         if micro.addend is not None:
             if self.mixed_precision and self.mixed_precision.overflowed:
                 sync.message.set_overflow()
@@ -180,7 +182,7 @@ class DistributedTrainer(RunTrainer):
         network = self.local_network
         self.ctx.micro_batch.training = training
         self.ctx.network_context.on_gradients_ready = self.sync.begin_pass(micro)
-        if len(x) or self.pass_.asks_others or (training and self.computes_empty_shards):
+        if len(x) or self.forward_backward.asks_others or (training and self.computes_empty_shards):
             return network.forward(self.p, x, self.ctx)
         self.sync.skip_pass(micro)
         return np.empty((0, *(network.training_shape if training else network.out_shape)), network.dtype), None
@@ -202,7 +204,7 @@ class DistributedTrainer(RunTrainer):
         if mesh.model and not self.sync.apart:  # of the ranks that have one network together, one knows the loss
             code = AgreementCode(mesh.model.size, np.float64)
             mine = code.encode(total, checksum(self.optimizer))
-            sums = np.array([loss if self.pass_.knows else 0.0, not agreed, overflowed, *mine])
+            sums = np.array([loss if self.forward_backward.owns_loss else 0.0, not agreed, overflowed, *mine])
             mesh.sum_model(sums)
             loss, overflowed = float(sums[0]), sums[2] > 0
             agreed = not sums[1] and code.agree(sums[3:])
@@ -274,11 +276,13 @@ class DistributedTrainer(RunTrainer):
             if name in bad:
                 return self.bad_parameter(name)
         if self.mesh.sizes["pipeline"] > 1:
-            return self.pass_.first_bad(self, computed)
+            return self.forward_backward.first_bad(self, computed)
         # In training, ranks that share statistics would wait for one that has found something and looks no further.
         self.ctx.micro_batch.training = not self.computes_empty_shards
         mine = min(
-            filter(None, (self.pass_.look(self, micro) for micro in computed)), key=lambda bad: bad.depth, default=None
+            filter(None, (self.forward_backward.look(self, micro) for micro in computed)),
+            key=lambda bad: bad.depth,
+            default=None,
         )
         found = [(bad.depth, rank, bad) for rank, bad in enumerate(self.mesh.allgather(mine)) if bad]
         if not found:
@@ -290,7 +294,7 @@ class DistributedTrainer(RunTrainer):
         self.sync.begin_pass(None)
         bad = super().check_forward(micro)
         if not len(micro[1]) or (bad and bad.depth == 0):  # no forward pass was made
-            self.sync.skip_pass(None) if not self.pass_.asks_others else self.forward(micro[1], False)
+            self.sync.skip_pass(None) if not self.forward_backward.asks_others else self.forward(micro[1], False)
         return bad
 
     # ------------------------------------------------------------------------------------------------ meetings
@@ -319,7 +323,7 @@ class DistributedTrainer(RunTrainer):
         self.settle()
         mesh = self.mesh
         if mesh.size == mesh.model_size:  # all ranks of one network were told the same
-            return loss + self.pass_.owed()
+            return loss + self.forward_backward.loss_in_flight()
         return float(self.sum([loss if mesh.index is not None else 0.0])[0]) / (mesh.count * mesh.model_size)
 
     def counted(self) -> dict[str, object]:
@@ -329,7 +333,7 @@ class DistributedTrainer(RunTrainer):
     # ------------------------------------------------------------------------------------------------ evaluation
 
     def samples_at_once(self, total, accumulate):
-        return self.pass_.samples_at_once(total, accumulate)
+        return self.forward_backward.samples_at_once(total, accumulate)
 
     def predict(self, x, batch=None):
         """As for Trainer (collective); ranks with another `batch` than None need as many batches each."""
@@ -342,13 +346,13 @@ class DistributedTrainer(RunTrainer):
     def outputs(self, x):
         """As for Trainer (collective)."""
         self.show_synchronized()
-        return self.pass_.predict(self, x)
+        return self.forward_backward.predict(self, x)
 
     def sum_scores(self, x, y):
         """As for Trainer (collective)."""
         with self.lock:
             self.show_synchronized()
-            return self.pass_.sum_scores(self, x, y)
+            return self.forward_backward.sum_scores(self, x, y)
 
     def sum(self, values):
         total = np.array(values, np.float64)
@@ -464,8 +468,8 @@ class DistributedTrainer(RunTrainer):
             if ranks:  # what is not cut is the same on every rank
                 same = [name for name, split in splits.items() if not split or (axis == "expert" and split.copies > 1)]
                 found = found or self._differing(ranks, {name: mine[name] for name in same})
-        if self.pass_.peers:  # of a stage on several ranks
-            found = found or self._differing(self.pass_.peers, mine)
+        if self.forward_backward.peers:  # of a stage on several ranks
+            found = found or self._differing(self.forward_backward.peers, mine)
         if self.mesh.model:  # ranks with other parts of the network are told
             found = next(filter(None, self.mesh.model.allgather(found)), "")
         if found:
@@ -493,7 +497,7 @@ class DistributedTrainer(RunTrainer):
 
     def memory(self):
         found = self.table.bytes()
-        return found | {"in transit": found["in transit"] + self.pass_.in_transit()}
+        return found | {"in transit": found["in transit"] + self.forward_backward.in_transit()}
 
     def formula(self):
         return self.table.formula()
@@ -511,7 +515,7 @@ class DistributedTrainer(RunTrainer):
         return found
 
     def describe(self):
-        return "; ".join(filter(None, (self.sync.describe(), self.pass_.describe())))
+        return "; ".join(filter(None, (self.sync.describe(), self.forward_backward.describe())))
 
     @property
     def say(self):
@@ -527,7 +531,7 @@ class DistributedTrainer(RunTrainer):
             return
         self.closed = True
         self.sync.close()
-        self.pass_.close()
+        self.forward_backward.close()
         self.mesh.close()
 
 

@@ -312,13 +312,13 @@ def halo_steps(world, quick: bool) -> dict:
     rng = np.random.default_rng(0)
     x, y = rng.random((4, IMAGE, IMAGE, 3), np.float32), rng.integers(0, 10, 4)
     many = SpatialParallel(images(), nn.CrossEntropyLoss(), nn.SGD(0.01), world)
-    many.pass_.trial = None  # the rounds here try both ways
+    many.forward_backward.trial = None  # the rounds here try both ways
     ways = ("hidden", "waited for")
     found = {"what": f"4 convolutions, 4 images {IMAGE} x {IMAGE}", "seconds": {way: [] for way in ways}}
     order = np.random.default_rng(0)  # the same on all ranks
     for number in range(2 if quick else 13):
         for way in order.permutation(ways).tolist():
-            many.pass_.hide(way)
+            many.forward_backward.hide(way)
             quiet_barrier(world)
             taken = median(block(many.step, [(x, y)], 2 if quick else 5))
             told = mean(world.allgather(taken))
@@ -346,7 +346,7 @@ class Kinds:
         self.trainer, self.rest = trainer, WAITING
         wrap(trainer, "sync.update", partial(self.timed, "update"))
         if trainer.mesh.pipeline:
-            trainer.pass_.note = lambda action, start, end: self.add(parse(action).kind, end - start)
+            trainer.forward_backward.note = lambda action, start, end: self.add(parse(action).kind, end - start)
         else:
             self.rest = "computation"
             wrap(trainer, "mesh.tensor.Allreduce", partial(self.timed, WAITING))
@@ -386,7 +386,7 @@ def expected(job, trainer, network) -> dict[str, float]:
     if not trainer.mesh.pipeline:
         told = estimate(job, "ddp", Axes(tensor=ranks), network).parts
         return {"computation": told["computation"], "update": told["update"], WAITING: told["activations"]}
-    placement, name = trainer.pass_.placement, trainer.pass_.schedule
+    placement, name = trainer.forward_backward.placement, trainer.forward_backward.schedule
     told = estimate(job, name, Axes(pipeline=ranks), network, micro_batches=MICRO, cuts=placement.cuts)
     stages = stage_costs(job.layers, [0, *placement.cuts, len(job.layers)], 0.0)
     kinds = {"F": job.head * MICRO / ranks}

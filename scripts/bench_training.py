@@ -399,7 +399,7 @@ def overlap(world, steps: int) -> dict:
             trainer.step(x, y, world.size * case.batch)
             times[way][-1] += time.perf_counter()
         first.clear()
-        (micro,) = plain.pass_.divide(len(x), world.size * case.batch, 1)
+        (micro,) = plain.forward_backward.divide(len(x), world.size * case.batch, 1)
         plain.sync.begin_pass = lambda micro: ready
         plain.compute_gradients(x, y, world.size * case.batch, micro)
         times["after"].append(time.perf_counter() - first[0])

@@ -19,7 +19,7 @@ from matplotlib.patches import Rectangle
 from collectives import ALGORITHMS, draw
 from parallel import strategies
 from parallel.mesh import AXES, Mesh
-from parallel.passes.whole import Whole
+from parallel.passes.forward_backward import ForwardBackward
 from parallel.sync.base import GradientSync
 from parallel.trainer import DistributedTrainer
 
@@ -58,7 +58,12 @@ def trainer_parts():
     step = asked(GradientSync, "begin_step", "begin_pass", "finish_step", "update", gap=2)
     for i, (name, color, does, found) in enumerate(
         (
-            ("pass", "#dcecf9", f"what this rank computes\n{asked(Whole, 'divide', 'take', 'compute')}", kinds(Whole)),
+            (
+                "pass",
+                "#dcecf9",
+                f"what this rank computes\n{asked(ForwardBackward, 'divide', 'take', 'compute')}",
+                kinds(ForwardBackward),
+            ),
             ("sync", "#e3f3df", f"how the gradients of ranks are summed\n{step}", kinds(GradientSync)),
             ("mesh", "#fbeed5", f"who is whose peer, by axes\n{asked(Mesh, 'sum', 'allgather', 'bcast')}", AXES),
         )

@@ -212,7 +212,9 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
         if events:
             with drawing(say):
                 write_trace(events, out)
-                for name, figure in (trainer.pass_.pictures(events) if trainer.pass_ else {}).items():
+                for name, figure in (
+                    trainer.forward_backward.pictures(events) if trainer.forward_backward else {}
+                ).items():
                     write_figure(figure, out / name, bbox_inches="tight")
         if options.inspect:
             with drawing(say):

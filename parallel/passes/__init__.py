@@ -1,1 +1,1 @@
-"""What one rank computes in a step."""
+"""Passes: what one rank computes in a step."""

@@ -1,12 +1,12 @@
-"""What one rank computes where a coordinator deals a batch in chunks: those that it is given, one after the other."""
+"""The pass of a rank to which a coordinator deals a batch in chunks: it computes one after the other."""
 
 from __future__ import annotations
 
 from nn.training.trainer import micro_batches
-from parallel.passes.whole import Samples, Whole
+from parallel.passes.forward_backward import ForwardBackward, Samples
 
 
-class Chunks(Whole):
+class Chunks(ForwardBackward):
     """A replica has the whole batch and computes what chunks of it it is given; in evaluation, its equal part.
 
     Parameters

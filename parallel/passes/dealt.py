@@ -1,4 +1,4 @@
-"""What one rank computes for a master: the master deals samples out, gathers outputs, and hands gradients back.
+"""The pass with a master, which deals samples out, gathers outputs, and hands gradients back.
 
 Only the master reads, and only it computes the loss; in evaluation, too.
 """
@@ -10,23 +10,23 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from parallel.passes.whole import Samples, UnevenTotal, Whole
+from parallel.passes.forward_backward import ForwardBackward, Samples, UnevenTotal
 
 MASTER = 0
 
 
-class Dealt(Whole):
+class Dealt(ForwardBackward):
     """Every micro-batch of the master is dealt to all ranks.
 
     `shard` is the whole batch on the master, and nothing elsewhere.
 
     Parameters
     ----------
-    inner : Whole or VirtualShards
+    inner : ForwardBackward or VirtualShards
         How it is dealt.
     """
 
-    def __init__(self, inner: Whole):
+    def __init__(self, inner: ForwardBackward):
         self.inner, self.fixed = inner, inner.fixed
 
     def start(self, mesh, network):
@@ -35,7 +35,7 @@ class Dealt(Whole):
         self.shard = (0 if self.master else None, 1)
 
     def divide(self, samples, total, accumulate):
-        """As Whole: this rank's part of every micro-batch that is dealt; `rows` are the master's."""
+        """Return this rank's part of every micro-batch that is dealt; `rows` are the master's."""
         if isinstance(total, UnevenTotal):
             raise ValueError(
                 "with dp the master reads for all ranks, and `join` gives every rank its own: use ddp, zero1, zero2, "
@@ -124,7 +124,7 @@ class Dealt(Whole):
         return sums
 
     def _outputs(self, trainer, x, y):
-        """Of every micro-batch: where its samples are, and on the master its outputs and targets."""
+        """Yield for every micro-batch where its samples are, and on the master its outputs and targets."""
         for micro in self.divide(len(x), len(x), 1):
             samples, targets = self.take(x, y, micro)
             yield self.cuts, self.gather_outputs(trainer.forward(samples, False)[0]), targets

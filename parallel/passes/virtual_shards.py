@@ -26,12 +26,12 @@ from collectives.steps import chunk
 from nn.core.network import Network
 from nn.optim.clipping import ClipValue
 from nn.optim.optimizers import LAMB, LARS, Optimizer
-from parallel.passes.whole import Samples, UnevenTotal, Whole
+from parallel.passes.forward_backward import ForwardBackward, Samples, UnevenTotal
 
 FIXED_POINT = 2.0**24  # of the sums over test data
 
 
-class VirtualShards(Whole):
+class VirtualShards(ForwardBackward):
     """Every virtual shard is an addend of its own: a pass forward and backward from the statistics of the step's begin.
 
     Parameters
@@ -73,7 +73,7 @@ class VirtualShards(Whole):
         super().close()
 
     def divide(self, samples, total, accumulate):
-        """As Whole; every rank has as many: where others have one shard more, the last one is empty and counts not."""
+        """Return this rank's shards, as many on every rank: where others have one more, the last is empty."""
         if isinstance(total, UnevenTotal):
             raise ValueError("reproducible training cuts one data set by a Loader; `join` gives every rank its own")
         self._refuse(accumulate)

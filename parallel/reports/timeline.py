@@ -63,8 +63,8 @@ class Timeline:
         """Record every step of this trainer, by its phases."""
         for name, method, together in trainer.phases:
             wrap(trainer, method, partial(self.timed, name, together))
-        if trainer.pass_:
-            trainer.pass_.note = partial(self.add, lane=STAGES)
+        if trainer.forward_backward:
+            trainer.forward_backward.note = partial(self.add, lane=STAGES)
 
     def merge(self) -> list[dict]:
         """Return the events of all ranks on rank 0's clock, with waits separated (collective); [] on others."""

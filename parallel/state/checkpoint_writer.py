@@ -72,7 +72,7 @@ class RanksCheckpointWriter(CheckpointWriter):
             self._synchronize()
 
     def poll(self, asked: bool | None, saved: bool) -> bool:
-        """As of CheckpointWriter. Ranks that train apart synchronize where a checkpoint was begun, and only there."""
+        """Begin a checkpoint. Ranks that train apart synchronize here, and only here."""
         trainer = self.trainer
         if not self.background and asked is None:
             return False

@@ -98,7 +98,7 @@ class WholeArrays(LazyState):
         self._add(fragment.name, fragment.place(), elements, fragment.array.dtype, fetch)
 
     def _add(self, name: str, place: dict, elements: int, dtype: np.dtype, fetch: Callable[[], np.ndarray]) -> None:
-        """As `add`, of a file or a rank that says its place so; all fragments of an array are of one kind."""
+        """Add a fragment from a file or a rank that describes it so; all fragments of an array are of one kind."""
         spec, start, index, count = _read_place(name, place)
         try:
             nbytes(spec.shape, dtype)

@@ -120,7 +120,7 @@ class PlacedArray:
 
     @property
     def expected_bytes(self) -> float:
-        """What the formula of the placement says that the buffer takes, without padding."""
+        """Bytes of the buffer by the formula of the placement, without padding."""
         count = self.layout.count if self.layout else self.buffer.size
         return count * self.buffer.itemsize / (self.placement.count if isinstance(self.placement, Shard) else 1)
 

@@ -90,7 +90,7 @@ class StateTable:
         return self.sections.get(row, len(self.sections)), row, self.places.get(entry, -1), entry
 
     def split(self, row: PlacedArray) -> Iterator[Fragment]:
-        """What this rank has of a row's entries; of tensors that a tensor group has in parts, of this rank's part."""
+        """Yield the fragments of a row's entries that this rank has, as its part where a tensor group has parts."""
         ranks = self.mesh.parts
         for each in row.fragments():
             spec = self.specs.get(each.name.rpartition("/")[2]) if ranks and row.layout else None
@@ -115,7 +115,7 @@ class StateTable:
         return found
 
     def fragments(self) -> Iterator[Fragment]:
-        """What this rank answers for: of all ranks' together each element is there once."""
+        """Yield the fragments that this rank answers for: over all ranks, each element comes once."""
         for row in self.rows():
             answers = self.answers if row.layout is not None else self.mesh.rank == 0
             if not row.name or row.copy or (isinstance(row.placement, Replicate) and not answers):
@@ -146,7 +146,7 @@ class StateTable:
                 yield name, whole[name]
 
     def _sorted(self) -> list[Fragment]:
-        """What this rank answers for, in the order of entries."""
+        """Return the fragments that this rank answers for, in the order of entries."""
         return sorted(self.fragments(), key=lambda each: self.order(each.name))
 
     def own(self) -> WholeArrays:

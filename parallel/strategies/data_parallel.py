@@ -119,15 +119,15 @@ def DistributedDataParallel(
         If ranks were given different networks, losses, optimizers, methods or numbers of shards.
     """
     from parallel.mesh import Mesh
+    from parallel.passes.forward_backward import ForwardBackward
     from parallel.passes.virtual_shards import VirtualShards
-    from parallel.passes.whole import Whole
     from parallel.strategies.gradient_sync import gradient_sync
     from parallel.trainer import DistributedTrainer
 
     how = {"node_memory": node_memory, "overlap": overlap, "bucket": bucket, "first_bucket": first_bucket}
-    mesh, pass_ = Mesh(communicator), VirtualShards(shards) if shards else Whole()
+    mesh, forward_backward = Mesh(communicator), VirtualShards(shards) if shards else ForwardBackward()
     sync = gradient_sync(mesh, 0, compressor, shards, **how, limit=limit, survives=survives)
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, "DistributedDataParallel")
+    return DistributedTrainer(network, loss, optimizer, mesh, forward_backward, sync, seed, "DistributedDataParallel")
 
 
 def StaleDataParallel(
@@ -150,7 +150,7 @@ def StaleDataParallel(
         If ranks were given different networks, losses, optimizers or delays.
     """
     from parallel.mesh import Mesh
-    from parallel.passes.whole import Whole
+    from parallel.passes.forward_backward import ForwardBackward
     from parallel.sync.stale import Stale
     from parallel.trainer import DistributedTrainer
 
@@ -161,7 +161,9 @@ def StaleDataParallel(
         return DistributedDataParallel(network, loss, optimizer, communicator, seed, **options)
     refuse(bool(options), f"{', '.join(options)}: late gradients are summed by messages")
     check_apart(network)
-    return DistributedTrainer(network, loss, optimizer, mesh, Whole(), Stale(delay), seed, "StaleDataParallel")
+    return DistributedTrainer(
+        network, loss, optimizer, mesh, ForwardBackward(), Stale(delay), seed, "StaleDataParallel"
+    )
 
 
 def check_options(options) -> None:

@@ -100,9 +100,9 @@ def Downpour(
     check_apart(network)
     how = {"push_every": push, "fetch_every": fetch, "ahead": ahead, "warm": warm, "local": True, "limit": limit}
     sync = Asynchronous(communicator.size, servers, place, compressor, **how)
-    mesh, pass_ = served_mesh(communicator, sync, loss, pipeline, tensor, way=way, limit=limit, **schedule)
+    mesh, forward_backward = served_mesh(communicator, sync, loss, pipeline, tensor, way=way, limit=limit, **schedule)
     mesh.agree({"Downpour": f"{servers} on {place}, {keys!r}"})
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, "Downpour")
+    return DistributedTrainer(network, loss, optimizer, mesh, forward_backward, sync, seed, "Downpour")
 
 
 def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from parallel.passes.whole import UnevenTotal
+from parallel.passes.forward_backward import UnevenTotal
 
 
 def join(batches: Iterable, communicator) -> Iterator[tuple[np.ndarray, np.ndarray, UnevenTotal]]:

@@ -54,15 +54,15 @@ class LineSearchTrainer(DistributedTrainer):
         NonFiniteLoss
             The loss at the start is not finite; nothing was changed.
         """
-        chunks = -(-total // self.pass_.size)
+        chunks = -(-total // self.forward_backward.size)
 
         def compute(number: int) -> float:
-            micro = self.pass_.chunk(number, total)
+            micro = self.forward_backward.chunk(number, total)
             return self.compute_gradients(x[micro.rows], y[micro.rows], total, micro)
 
         loss = self.sync.search(compute, chunks, bool(self.same_batch) and self.samples in (None, total))
         if not math.isfinite(loss):
-            rows = [micro.rows for micro in self.pass_.divide(len(x), total, 1)]
+            rows = [micro.rows for micro in self.forward_backward.divide(len(x), total, 1)]
             raise self.bad_step(loss, [(each.start, x[each]) for each in rows])
         self.samples = total
         self.steps += 1

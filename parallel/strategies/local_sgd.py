@@ -196,10 +196,10 @@ def _replicas(
     from parallel.trainer import DistributedTrainer
 
     check_apart(network)
-    pass_ = replica_pass(loss, pipeline, tensor, **how)
+    forward_backward = replica_pass(loss, pipeline, tensor, **how)
     mesh = Mesh(communicator, pipeline=pipeline, tensor=tensor)
     mesh.agree({"how replicas meet": repr(keys)})
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, name)
+    return DistributedTrainer(network, loss, optimizer, mesh, forward_backward, sync, seed, name)
 
 
 KEYS = {keys.name: keys for keys in (LocalSGDKeys, DiLoCoKeys, EASGDKeys)}

@@ -39,13 +39,13 @@ def DataParallel(
     """
     from parallel.mesh import Mesh
     from parallel.passes.dealt import Dealt
+    from parallel.passes.forward_backward import ForwardBackward
     from parallel.passes.virtual_shards import VirtualShards
-    from parallel.passes.whole import Whole
     from parallel.sync.master import Master
     from parallel.trainer import DistributedTrainer
 
-    pass_, name = Dealt(VirtualShards(shards) if shards else Whole()), "DataParallel"
-    return DistributedTrainer(network, loss, optimizer, Mesh(communicator), pass_, Master(), seed, name)
+    forward_backward, name = Dealt(VirtualShards(shards) if shards else ForwardBackward()), "DataParallel"
+    return DistributedTrainer(network, loss, optimizer, Mesh(communicator), forward_backward, Master(), seed, name)
 
 
 def check(options, ranks: int | None, network, optimizer) -> None:

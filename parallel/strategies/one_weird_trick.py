@@ -81,8 +81,11 @@ def OneWeirdTrick(
     from parallel.sync.messages import BUCKETING
     from parallel.trainer import DistributedTrainer
 
-    mesh, pass_ = Mesh(communicator, tensor=communicator.size), WeirdTrick(loss, scheme, bucketing or BUCKETING)
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, GradientSync(), seed, "OneWeirdTrick")
+    mesh, forward_backward = (
+        Mesh(communicator, tensor=communicator.size),
+        WeirdTrick(loss, scheme, bucketing or BUCKETING),
+    )
+    return DistributedTrainer(network, loss, optimizer, mesh, forward_backward, GradientSync(), seed, "OneWeirdTrick")
 
 
 def check(options, ranks: int | None, network, optimizer) -> None:

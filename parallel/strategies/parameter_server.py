@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nn.losses import Loss
     from nn.optim.optimizers import Optimizer
     from parallel.mesh import Mesh
-    from parallel.passes.whole import Whole
+    from parallel.passes.forward_backward import ForwardBackward
     from parallel.planning.job import Axes, Job, Prediction
     from parallel.sync.compression.base import Compressor
     from parallel.sync.served import Served
@@ -140,20 +140,22 @@ def ParameterServer(
         check_apart(network, shards)
         more = {"compensate": delay_compensation, "limit": limit}
         sync = Asynchronous(*arguments, bound=how.bound, ahead=how.ahead, **more)
-    mesh, pass_ = served_mesh(communicator, sync, loss, pipeline, tensor, way=way, limit=limit, **schedule)
-    pass_ = VirtualShards(shards) if shards else pass_
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, "ParameterServer")
+    mesh, forward_backward = served_mesh(communicator, sync, loss, pipeline, tensor, way=way, limit=limit, **schedule)
+    forward_backward = VirtualShards(shards) if shards else forward_backward
+    return DistributedTrainer(network, loss, optimizer, mesh, forward_backward, sync, seed, "ParameterServer")
 
 
-def served_mesh(communicator, sync: Served, loss: Loss, pipeline: int, tensor: int, **how) -> tuple[Mesh, Whole]:
+def served_mesh(
+    communicator, sync: Served, loss: Loss, pipeline: int, tensor: int, **how
+) -> tuple[Mesh, ForwardBackward]:
     """Who computes beside servers, and how: workers of one rank, or of several that have a network together."""
     from parallel.mesh import Mesh
     from parallel.strategies.replica_pass import replica_pass
 
     ranks = pipeline * tensor
     refuse(ranks > 1 and sync.place != "own", f"workers of {ranks} ranks: {ON_WORKERS}: use place 'own'")
-    pass_ = replica_pass(loss, pipeline, tensor, **how)
-    return Mesh(communicator, sync.workers, pipeline=pipeline, tensor=tensor), pass_
+    forward_backward = replica_pass(loss, pipeline, tensor, **how)
+    return Mesh(communicator, sync.workers, pipeline=pipeline, tensor=tensor), forward_backward
 
 
 def check_options(options) -> None:

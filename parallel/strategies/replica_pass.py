@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from nn.losses import Loss
-from parallel.passes.whole import Whole
+from parallel.passes.forward_backward import ForwardBackward
 from parallel.settings import refuse
 from parallel.strategies.axis_rules import NEVER_FLUSHED
 
 
 def replica_pass(
     loss: Loss, pipeline: int = 1, tensor: int = 1, way: str = "pairs", limit: float = 300.0, **schedule
-) -> Whole:
+) -> ForwardBackward:
     """The pass of such a rank.
 
     Parameters
@@ -34,4 +34,4 @@ def replica_pass(
         from parallel.strategies.tensor.shared_pass import SharedPass
 
         return SharedPass(loss, way)
-    return Whole()
+    return ForwardBackward()

@@ -80,8 +80,8 @@ def TensorParallel(
     mesh = Mesh(communicator, context=context, tensor=tensor or communicator.size // context)
     units = {"unit_bytes": unit_bytes, "prefetch": prefetch}
     sync = gradient_sync(mesh, stage, compressor, node_memory="off", **units, **(bucketing or {}))
-    pass_ = SharedPass(loss, way, SequenceParts(attention))
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, "TensorParallel")
+    forward_backward = SharedPass(loss, way, SequenceParts(attention))
+    return DistributedTrainer(network, loss, optimizer, mesh, forward_backward, sync, seed, "TensorParallel")
 
 
 def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:

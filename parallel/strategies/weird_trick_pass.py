@@ -11,7 +11,7 @@ from nn.core.context import ALONE, LayerContext
 from nn.core.layer import Sequential
 from nn.losses import Loss
 from parallel.mesh import Ranks
-from parallel.passes.whole import Whole
+from parallel.passes.forward_backward import ForwardBackward
 from parallel.state.splits import NetworkPart
 from parallel.strategies.activation_rounds import Rounds
 from parallel.strategies.join import UnevenTotal
@@ -20,7 +20,7 @@ from parallel.strategies.tensor.moves import sum_as_one
 from parallel.sync.messages import Buckets
 
 
-class WeirdTrick(Whole):
+class WeirdTrick(ForwardBackward):
     """A step: forward through the convolutions, round by round through the rest and back, back through the former.
 
     Parameters
@@ -45,7 +45,7 @@ class WeirdTrick(Whole):
         super().start(mesh, network)
         self.ranks, self.rank = mesh.sizes["tensor"], mesh.places["tensor"]
         self.shard = self.rank, self.ranks
-        self.knows = self.rank == 0
+        self.owns_loss = self.rank == 0
 
     def first_sample(self, total):
         return total.first if isinstance(total, UnevenTotal) else chunk(total, self.ranks, self.rank)[0]
@@ -78,7 +78,7 @@ class WeirdTrick(Whole):
     # ------------------------------------------------------------------------------------------------ a step
 
     def compute(self, trainer, x, y, total, micro, before=0.0):
-        """As Whole. Every rank takes part in every micro-batch, also without samples."""
+        """As for ForwardBackward. Every rank takes part in every micro-batch, also without samples."""
         context, batch, last = trainer.ctx.network_context, trainer.ctx.micro_batch, micro.addend is not None
         batch.training, batch.pieces, context.on_gradients_ready = True, None, None
         if not micro.accumulate:
@@ -163,7 +163,7 @@ class WeirdTrick(Whole):
         return trainer.evaluate_outputs(z, y) if len(x) else trainer.no_scores()
 
     def look(self, trainer, part):
-        """As Whole. All ranks go on together, or none: from the activations on each sees everybody's."""
+        """As for ForwardBackward. All ranks go on together, or none: from the activations on each sees everybody's."""
         trainer.ctx.micro_batch.sample, x = part
         mine = trainer.local_network.bad_input(x, trainer.ctx)
         if any(trainer.mesh.allgather(mine is not None)):

@@ -135,16 +135,16 @@ def FullyShardedDataParallel(
 
 def _zero(stage, name, network, loss, optimizer, communicator, seed, compressor, shards, *cut) -> DistributedTrainer:
     from parallel.mesh import Mesh
+    from parallel.passes.forward_backward import ForwardBackward
     from parallel.passes.virtual_shards import VirtualShards
-    from parallel.passes.whole import Whole
     from parallel.strategies.gradient_sync import gradient_sync
     from parallel.trainer import DistributedTrainer
 
     mesh, (unit_bytes, offload, prefetch) = Mesh(communicator), cut
     how = {"unit_bytes": unit_bytes, "offload": offload, "prefetch": prefetch}
     sync = gradient_sync(mesh, stage, compressor, shards, **how)
-    pass_ = VirtualShards(shards) if shards else Whole()
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, name)
+    forward_backward = VirtualShards(shards) if shards else ForwardBackward()
+    return DistributedTrainer(network, loss, optimizer, mesh, forward_backward, sync, seed, name)
 
 
 def check(options, ranks: int | None, network, optimizer) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 from nn.core.network import Network
 from nn.optim.optimizers import Optimizer
 from parallel.mesh import Mesh
-from parallel.passes.whole import Samples, Whole
+from parallel.passes.forward_backward import ForwardBackward, Samples
 from parallel.state.placed import PlacedArray, in_transit
 from parallel.sync.step_result import StepMessage, StepResult, checksum
 
@@ -78,7 +78,7 @@ class GradientSync:
     def start(
         self,
         mesh: Mesh,
-        pass_: Whole,
+        forward_backward: ForwardBackward,
         network: Network,
         undivided: Network,
         optimizer: Optimizer,
@@ -89,7 +89,7 @@ class GradientSync:
 
         `network` is what this rank holds of the `undivided` one.
         """
-        self.mesh, self.pass_ = mesh if self.spans_mesh else mesh.line, pass_
+        self.mesh, self.forward_backward = mesh if self.spans_mesh else mesh.line, forward_backward
         self.allgather = mesh.allgather  # over all ranks, also those with other parts of the network
         self.network, self.undivided, self.optimizer = network, undivided, optimizer
         self.sum_model = mesh.sum_model if mesh.model else None  # over the ranks with the other parts of the network
@@ -151,7 +151,7 @@ class GradientSync:
     @property
     def addends(self) -> int:
         """How many addends the sums have."""
-        return self.pass_.addends
+        return self.forward_backward.addends
 
     def settle(self) -> bool:
         """Ranks that train apart come together: all have the same parameters, and all gradients are in them.
@@ -179,7 +179,7 @@ class GradientSync:
         """Another state was loaded: nothing is needed that belongs to the one before (collective)."""
 
     def counted(self) -> dict[str, object]:
-        """What ranks that train apart have counted since it was asked last, for the record of an epoch (collective)."""
+        """Return what ranks that train apart have counted since the last call, for an epoch's record (collective)."""
         return {}
 
     def update(self) -> None:

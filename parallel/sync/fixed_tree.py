@@ -198,7 +198,7 @@ class FixedTree(GradientSync):
 
     def allocate(self):
         super().allocate()
-        self.trees = (TreeSum(self.pass_.addends, len(self.vector), self.dtype, self.mesh.communicator),)
+        self.trees = (TreeSum(self.forward_backward.addends, len(self.vector), self.dtype, self.mesh.communicator),)
 
     def end_addend(self):
         self.trees[0].add(self.vector)

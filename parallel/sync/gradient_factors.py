@@ -102,7 +102,7 @@ class Factors:
         return chosen
 
     def keepers(self, chosen: tuple[WideWeight, ...], samples: slice | None) -> dict[str, Callable]:
-        """What keeps the factors of the chosen layers, by the full names of their weights.
+        """Return the hooks that keep the factors of the chosen layers, by the full names of their weights.
 
         `samples` is the place of this rank's samples in the global batch; None where it makes gradients.
         """

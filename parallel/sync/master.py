@@ -16,12 +16,12 @@ class Master(GradientSync):
     """Workers have the parameters of the last broadcast, and no moments: the state is the master's."""
 
     phases = (
-        ("scatter", "pass_.take", True),
+        ("scatter", "forward_backward.take", True),
         ("broadcast", "sync.broadcast", True),
         ("forward", "forward", False),
-        ("gather", "pass_.gather_outputs", True),
-        ("loss", "pass_.compute_loss", False),
-        ("scatter gradient", "pass_.scatter_gradient", True),
+        ("gather", "forward_backward.gather_outputs", True),
+        ("loss", "forward_backward.compute_loss", False),
+        ("scatter gradient", "forward_backward.scatter_gradient", True),
         ("backward", "backward", False),
         ("reduce", "sync.finish_step", True),
         ("update", "sync.update", False),
@@ -32,9 +32,11 @@ class Master(GradientSync):
         self.master, count = self.mesh.rank == MASTER, len(self.vector)
         if not self.master:
             self.slots = {}
-        if self.pass_.fixed:
+        if self.forward_backward.fixed:
             for_master = [(0, count)] + [(count, count)] * (self.mesh.size - 1)
-            self.trees = (TreeSum(self.pass_.addends, count, self.dtype, self.mesh.communicator, for_master),)
+            self.trees = (
+                TreeSum(self.forward_backward.addends, count, self.dtype, self.mesh.communicator, for_master),
+            )
 
     def broadcast(self) -> None:
         """The master's parameters and running statistics to all."""

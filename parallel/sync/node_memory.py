@@ -182,7 +182,9 @@ class NodeMemory(GradientSync):
         self.share = self.shares[self.window.rank]
         lo, hi = self.share.start, self.share.stop
         self.claims = not (self.between or optimizer.clip or optimizer.norms)
-        self.factors = Factors(self.window, wide_layers(network) if self.claims and self.pass_.by_samples else ())
+        self.factors = Factors(
+            self.window, wide_layers(network) if self.claims and self.forward_backward.by_samples else ()
+        )
         widest = max((layer.shape[1] for layer in self.factors.layers), default=0)
         room = min(size, max(PRODUCTS[1] // dtype.itemsize, widest)) if self.claims else hi - lo
         self.sums = np.zeros(room + behind, dtype)  # the sums side by side: one message between nodes
@@ -280,7 +282,7 @@ class NodeMemory(GradientSync):
 
     def begin_step(self, step, samples, total, parts):
         """Gradients that are `ready` from now on are final; of samples in parts there are no factors to tell."""
-        self.step, place = step, self.pass_.place(samples, total, parts)
+        self.step, place = step, self.forward_backward.place(samples, total, parts)
         self.steps += 1
         self.before = self.steps * (len(self.parameters) + 1)  # what FINISHED counts from
         if self.buckets:
@@ -383,12 +385,12 @@ class NodeMemory(GradientSync):
         self.last_change = self.nodes[self.mesh.rank], self.steps
 
     def _keep(self, block: int, place: slice) -> None:
-        """What is about to be changed can be had again."""
+        """Keep a copy of what is about to be changed, where changes may have to be undone."""
         if self.undo_log:
             self.undo_log.keep(block, place, self.steps)
 
     def rescale(self, slot, factor):
-        """As of every sync; each rank its share."""
+        """Multiply a slot of the optimizer: each rank its share."""
         self.steps += 1  # a change, as that of a step is
         self.changing, self.rescaled = self.shares, (slot, factor)
         self.barrier("what was there before a slot is rescaled")
@@ -420,7 +422,7 @@ class NodeMemory(GradientSync):
         self.numbers += len(blocks) + self.count
 
     def _told(self) -> list[slice | None]:
-        """Of each rank the samples whose factors it told, or None."""
+        """Return for each rank the samples whose factors it has announced, or None."""
         flags = self.window.flags
         pairs = zip(flags.read_all(FIRST), flags.read_all(LAST), strict=True)
         return [None if first == NONE else slice(first, last) for first, last in pairs]

@@ -38,7 +38,7 @@ from parallel.sync.step_result import AgreementCode, SizeLog, StepResult, late_d
 
 
 class Replicas(LocalUpdate):
-    """What all have in common: steps apart, and when to meet.
+    """The base of all: steps apart, and when to average.
 
     Parameters
     ----------
@@ -333,7 +333,7 @@ class Elastic(Replicas):
 
     @property
     def kind(self) -> str:
-        """What this replica is called in a state; with another number of replicas otherwise."""
+        """The name of this replica in a state, which depends on the number of replicas."""
         return f"replica-{self.mesh.index}-of-{self.mesh.count}"
 
     def loaded(self, steps, anew=()):

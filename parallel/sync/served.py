@@ -106,16 +106,16 @@ class Served(GradientSync):
         self.slots = {name: np.zeros(self.n, self.dtype) for name in self.optimizer.slots}
 
     def _forget_vectors(self) -> None:
-        """What a rank that only serves has no use for."""
+        """Free the vectors that only workers need."""
         self.parameters, self.p, self.g = self.held[: self.n], None, None
         self.summed = StepMessage(self.held[-self.behind : -1], np.zeros_like(self.buffers), self.addends)
         del self.pushed, self.replica, self.gradients, self.message
 
     def _allocate_sums(self) -> None:
-        """What sums in another way than worker after worker: trees, or coded pieces."""
+        """Make what sums in another way than worker after worker: trees, or coded pieces."""
         mesh, count, workers = self.mesh, self.slices[-1][1], len(self.workers)
         self.trees, self.pushes = [], 0
-        if self.pass_.fixed:
+        if self.forward_backward.fixed:
             if len(self.hosts) > 1:
                 refuse_norms(self.optimizer)
             cuts, end = [], 0
@@ -123,14 +123,14 @@ class Served(GradientSync):
                 lo, hi = self.slices[self.hosts.index(rank)] if rank in self.hosts else (end, end)
                 cuts.append((lo, hi))
                 end = hi
-            shards, dtype = self.pass_.addends, self.dtype
+            shards, dtype = self.forward_backward.addends, self.dtype
             self.trees = [TreeSum(shards, count, dtype, mesh.communicator, cuts, workers)]
             # For every server:
             self.trees.append(TreeSum(shards, self.behind, dtype, mesh.communicator, holders=workers))
         self._allocate_pieces(self._maximum)
 
     def _allocate_pieces(self, maximum) -> None:
-        """What is coded; `maximum` as for Compressor.encode."""
+        """Make the coded pieces; `maximum` as for Compressor.encode."""
         mesh, self.memories, self.pieces = self.mesh, None, None
         if compressor := self.compressor:
             compressor.check_messages(len(self.hosts))

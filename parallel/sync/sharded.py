@@ -63,7 +63,7 @@ class ShardedOptimizer(GradientSync):
         self.compressor = compressor
 
     def allocate(self):
-        if self.pass_.fixed:
+        if self.forward_backward.fixed:
             refuse_norms(self.optimizer)
         rank, dtype = self.mesh.rank, self.dtype
         self.unit_layout = UnitLayout(self.network, self.mesh.count, self.unit_bytes)
@@ -99,16 +99,16 @@ class ShardedOptimizer(GradientSync):
         head = head_elements(self.addends, self.dtype)
         self.numbers = np.zeros(head + self.network.buffer_layout.size, self.dtype)
         self.message = StepMessage(self.numbers[:head], self.numbers[head:], self.addends)
-        if not self.pass_.fixed and not self.compressor:
+        if not self.forward_backward.fixed and not self.compressor:
             self.sends = self.sends_plain
         self.summed, self.trees, self.pieces, self.step_count, self.dense = self.message, [], [], 0, 0
         mesh, ranks = self.mesh, range(self.mesh.count)
-        if self.pass_.fixed:
+        if self.forward_backward.fixed:
             for unit in self.units:
                 cuts = [(unit.block * r, unit.block * (r + 1)) for r in ranks]
-                self.trees.append(TreeSum(self.pass_.addends, cuts[-1][1], self.dtype, mesh.communicator, cuts))
+                self.trees.append(TreeSum(self.addends, cuts[-1][1], self.dtype, mesh.communicator, cuts))
             # Of the message:
-            self.trees.append(TreeSum(self.pass_.addends, len(self.numbers), self.dtype, mesh.communicator))
+            self.trees.append(TreeSum(self.addends, len(self.numbers), self.dtype, mesh.communicator))
         if self.compressor:
             self.compressor.check(self.optimizer)
             mesh.agree({"compression": repr(self.compressor)})

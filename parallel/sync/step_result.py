@@ -1,4 +1,4 @@
-"""What travels with the gradients and is summed as they are (`StepMessage`), and what a step returns (`StepResult`).
+"""The message that is summed with the gradients (`StepMessage`), and the result of a step (`StepResult`).
 
 Ranks must be given the same size of the global batch, by which each divides its gradient, and the same settings of the
 optimizer, such as the learning rate. Whether they were, every rank learns from the same message, before anything is
@@ -23,7 +23,7 @@ LOSS, OVERFLOW, CODE = 0, 1, 2  # places in a message's head; the code of what r
 
 
 class StepResult(NamedTuple):
-    """What a step returns on every rank.
+    """The result of a step, the same on every rank.
 
     Attributes
     ----------
@@ -159,7 +159,7 @@ class StepMessage:
             self.buffers[:] = buffers
 
     def set_overflow(self) -> None:
-        """Of an addend, after `write`: a value was too large for float16."""
+        """Note, after `write`, that a value of the addend was too large for float16."""
         self.head[OVERFLOW] = 1
 
     @property

@@ -1,4 +1,4 @@
-"""What an update overwrites in memory that ranks share, kept until the update is whole.
+"""The undo log: what an update overwrites in memory that ranks share, kept until the update is complete.
 
 Ranks update parameters in place, block by block, and one may be killed at any moment of that: then some blocks are new,
 one is half written, and the rest are old. So who is about to change a block copies it first, and then marks the copy

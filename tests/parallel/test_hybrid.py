@@ -192,10 +192,10 @@ def test_what_is_left_out_is_seen(comm):
         many.sync.buckets.plan()
 
     def no_terms(many):
-        many.pass_.terms = {}
+        many.forward_backward.terms = {}
 
     def no_ties(many):
-        many.pass_.ties = {}
+        many.forward_backward.ties = {}
 
     for mesh, change in ((2, 2, 1), no_data), ((1, 2, 2), no_terms), ((1, 2, 2), no_ties):
         many = trainer(ranks, mesh, transformer(), OPTIMIZERS["sgd"](), tensor="sequence" if mesh[2] > 1 else "pairs")
@@ -241,7 +241,9 @@ def test_a_bad_step_is_told_on_every_rank_and_changes_nothing(comm):
     network = lambda: nn.Network(Sequential(*layers), (12,), np.float64)
     x, y, total = next(batches(network()))
     many = trainer(world(comm), (1, 2, 2), network(), OPTIMIZERS["adam"]())
-    assert many.pass_.placement.cuts == [1] and many.pass_.placement.shape(1) == (4,), "a part of the activations"
+    assert many.forward_backward.placement.cuts == [1] and many.forward_backward.placement.shape(1) == (4,), (
+        "a part of the activations"
+    )
     many.step(x, y, total)
     before = many.digest()
     with pytest.raises(NonFiniteLoss, match=r"is in the input on rank 0 \(samples \[7\] of the batch"):

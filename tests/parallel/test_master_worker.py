@@ -126,7 +126,10 @@ def test_only_the_master_has_moments(comm):
 def test_nan_is_told_by_all_before_the_update(comm):
     for network in (mlp, cnn):
         many = make(comm, network)
-        x, y = np.zeros((12 if many.pass_.master else 0, 8, 8, 1)), np.zeros(12 if many.pass_.master else 0, int)
+        x, y = (
+            np.zeros((12 if many.forward_backward.master else 0, 8, 8, 1)),
+            np.zeros(12 if many.forward_backward.master else 0, int),
+        )
         x[5:6] = np.nan  # of rank 1
         before = many.flat_parameters.copy()
         with pytest.raises(nn.NonFiniteLoss, match=r"step 0.*the input.*on rank 1") as caught:
@@ -155,14 +158,14 @@ def test_the_timeline_shows_every_phase_and_the_workers_waiting(comm):
     for seconds in longer(0.05):
         many = make(comm, mlp)
         timeline = Timeline(many.communicator)
-        loss = many.pass_.compute_loss
+        loss = many.forward_backward.compute_loss
 
         def slow(*arguments, many=many, loss=loss, seconds=seconds):
-            if many.pass_.master:
+            if many.forward_backward.master:
                 time.sleep(seconds)
             return loss(*arguments)
 
-        many.pass_.compute_loss = slow
+        many.forward_backward.compute_loss = slow
         timeline.watch(many)
         train(many, "mlp", steps=2)
         events = comm.bcast(timeline.merge())

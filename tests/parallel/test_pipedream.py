@@ -142,10 +142,10 @@ def test_it_is_its_equations_exactly(comm):
         for number, optimizer in enumerate(OPTIMIZERS if build is mlp else OPTIMIZERS[:1]):
             for sync in False, True:
                 many = dream(comm, build(), optimizer(), mini_batches=5, vertical_sync=sync)
-                cuts, what = many.pass_.placement.cuts, (build.__name__, number, sync)
+                cuts, what = many.forward_backward.placement.cuts, (build.__name__, number, sync)
                 losses, expected = simulate(build(), optimizer(), cuts, 5, None, sync, drained=(2,))
                 said, state = told(many)
-                assert said == late(losses, many.pass_.delay), what
+                assert said == late(losses, many.forward_backward.delay), what
                 for name, array in expected.items() if comm.rank == 0 else ():
                     assert np.array_equal(state[name], array), (*what, name)
                 found[build, number, sync] = many.digest()
@@ -162,7 +162,7 @@ def test_updates_are_counted_as_they_are_made(comm):
     """Adam's correction depends on their number, after batches that are short, and drains with a replica too few."""
     for replicas, sizes, drained in ((), (3, 10, 10), (0, 2)), ((2, 1), (10, 10, 10), (1, 2)):
         many = dream(comm, mlp(), nn.Adam(0.01), mini_batches=5, replicas=replicas)
-        cuts, what = many.pass_.placement.cuts, (replicas, sizes)
+        cuts, what = many.forward_backward.placement.cuts, (replicas, sizes)
         losses, expected = simulate(mlp(), nn.Adam(0.01), cuts, 5, replicas, drained=drained, sizes=sizes)
         found, state = told(many, drained, sizes)
         assert found[0] == losses[0], what
@@ -191,7 +191,7 @@ def test_replicated_stages_are_their_equations_exactly(comm):
         ):
             for drained in (2,), (0, 2):
                 many = dream(comm, build(), optimizer(), mini_batches=5, vertical_sync=sync, replicas=replicas)
-                cuts, what = many.pass_.placement.cuts, (replicas, number, drained)
+                cuts, what = many.forward_backward.placement.cuts, (replicas, number, drained)
                 losses, expected = simulate(build(), optimizer(), cuts, 5, replicas, sync, drained=drained)
                 said, state = told(many, drained)
                 many.check_replicas()
@@ -199,7 +199,7 @@ def test_replicated_stages_are_their_equations_exactly(comm):
                 equal = np.array_equal if exact else lambda a, b: np.allclose(a, b, rtol=1e-12, atol=1e-14)
                 several = replicas[-1] > 1  # parts of a step's loss are added up
                 np.testing.assert_allclose(
-                    said, late(losses, many.pass_.delay), rtol=1e-14 * several, err_msg=str(what)
+                    said, late(losses, many.forward_backward.delay), rtol=1e-14 * several, err_msg=str(what)
                 )
                 for name, array in expected.items() if comm.rank == 0 else ():
                     assert equal(state[name], array), (*what, name)
@@ -208,7 +208,7 @@ def test_replicated_stages_are_their_equations_exactly(comm):
         many = dream(comm, mlp(), OPTIMIZERS[0](), mini_batches=5, replicas=(2, 1))
         many.sync.sum_replicas = lambda bad: bad
         _, state = told(many)
-        _, expected = simulate(mlp(), OPTIMIZERS[0](), many.pass_.placement.cuts, 5, (2, 1), drained=(2,))
+        _, expected = simulate(mlp(), OPTIMIZERS[0](), many.forward_backward.placement.cuts, 5, (2, 1), drained=(2,))
         assert comm.rank or any(not np.allclose(state[name], array) for name, array in expected.items())
         with pytest.raises(ReplicaError, match=r"parameter .* on ranks \[1\] differs from rank 0's"):
             many.check_replicas()
@@ -224,8 +224,8 @@ def test_sums_of_replicas_leave_while_earlier_layers_go_backward(comm):
         for overlap in "poke", "thread", "none":
             many = dream(comm, build(), optimizer(), mini_batches=5, replicas=replicas, bucketing=early(overlap))
             buckets, left = many.sync.buckets, []
-            if many.pass_.peers:
-                (stage,) = many.pass_.stages.values()
+            if many.forward_backward.peers:
+                (stage,) = many.forward_backward.stages.values()
                 backward = stage.network.backward
 
                 def watched(*arguments, backward=backward, buckets=buckets, left=left):
@@ -234,10 +234,10 @@ def test_sums_of_replicas_leave_while_earlier_layers_go_backward(comm):
                     return gx
 
                 stage.network.backward = watched
-            cuts, what = many.pass_.placement.cuts, (build.__name__, overlap)
+            cuts, what = many.forward_backward.placement.cuts, (build.__name__, overlap)
             losses, expected = simulate(build(), optimizer(), cuts, 5, replicas, drained=(2,))
             said, state = told(many)
-            np.testing.assert_allclose(said, late(losses, many.pass_.delay), rtol=1e-14, err_msg=str(what))
+            np.testing.assert_allclose(said, late(losses, many.forward_backward.delay), rtol=1e-14, err_msg=str(what))
             for name, array in expected.items() if comm.rank == 0 else ():
                 assert np.array_equal(state[name], array), (*what, name)
             assert bool(buckets) == (comm.rank < 2)
@@ -274,7 +274,7 @@ def test_the_pipeline_stays_full_from_step_to_step(comm):
     """What is in flight when a step ends: a rank's warm-up; nothing, where all is looked at. The first stage ends a
     step that the last one has not begun."""
     many = dream(comm, mlp(), nn.SGD(0.1), mini_batches=4)
-    in_flight = lambda: many.pass_.in_flight
+    in_flight = lambda: many.forward_backward.in_flight
     for batch in batches(mlp()):
         many.step(*batch)
         assert len(in_flight().saved) == 2 - comm.rank
@@ -282,7 +282,7 @@ def test_the_pipeline_stays_full_from_step_to_step(comm):
     many.sum_scores(batch[0], batch[1])
     assert len(in_flight().saved) == 2 - comm.rank
     many.settle()
-    assert in_flight() is None and many.sync.stash == {} and many.pass_.in_transit() == 0
+    assert in_flight() is None and many.sync.stash == {} and many.forward_backward.in_transit() == 0
     x, y, total = next(batches(mlp()))
     many.step(x, y, total)
     before = x.copy()
@@ -304,7 +304,7 @@ def test_the_loss_of_an_epoch_is_exact(comm):
     """However late the steps have told theirs, and of batches of different sizes."""
     for replicas in (), (2, 1):
         many = dream(comm, mlp(), nn.SGD(0.1), mini_batches=2, replicas=replicas)
-        losses, _ = simulate(mlp(), nn.SGD(0.1), many.pass_.placement.cuts, 2, replicas, drained=(0, 2))
+        losses, _ = simulate(mlp(), nn.SGD(0.1), many.forward_backward.placement.cuts, 2, replicas, drained=(0, 2))
         sums = 0.0
         for step, (x, y, total) in enumerate(batches(mlp())):
             many.optimizer.lr = rate(step)

@@ -153,8 +153,8 @@ def test_a_gradient_that_is_not_summed_over_the_stages_is_not_equal(comm):
     """The control of tied arrays."""
     _, losses = one_process(transformer(), OPTIMIZERS["sgd"](), 3)
     many = pipeline(world(comm), transformer(), micro_batches=3)
-    assert list(many.pass_.ties) == ["0.W"]
-    many.pass_.ties = {}
+    assert list(many.forward_backward.ties) == ["0.W"]
+    many.forward_backward.ties = {}
     assert not np.allclose(train(many), losses, rtol=1e-9)
     many.close()
 
@@ -295,7 +295,7 @@ def test_measured_peaks_of_activations_are_the_predicted_ones(comm):
         many = pipeline(ranks, network, schedule=schedule, micro_batches=7, cuts=range(2, 2 * stages, 2))
         for _ in range(2):
             many.step(x, y % 4, total)
-            assert alive.most == many.pass_.placement.report.peaks[comm.rank], schedule
+            assert alive.most == many.forward_backward.placement.report.peaks[comm.rank], schedule
             assert not alive, "and nothing is left behind"
         many.close()
 
@@ -434,5 +434,5 @@ def test_a_pipeline_is_ready_for_a_bounded_number_of_lengths(comm):
     many = pipeline(comm, mlp(), micro_batches=2)
     losses = train(many, sizes=sizes)
     np.testing.assert_allclose(losses, [one.step(*batch, 2) for batch in batches(one.network, sizes=sizes)], 1e-12)
-    assert len(many.pass_.programs) == 8 and list(many.pass_.programs)[-2:] == [10, 3]
+    assert len(many.forward_backward.programs) == 8 and list(many.forward_backward.programs)[-2:] == [10, 3]
     many.close()

@@ -16,7 +16,7 @@ import nn
 from collectives.checking.simulator import simulate
 from collectives.steps import chunk
 from nn.core.layer import Sequential
-from parallel.passes.whole import UnevenTotal
+from parallel.passes.forward_backward import UnevenTotal
 from parallel.sync.fixed_tree import TreeSum, allreduce, cover, dealt, halves, reduce_scatter
 
 SHARDS = 8

@@ -17,8 +17,8 @@ from parallel.command.factory import prepare, synchronised
 from parallel.command.options import Options
 from parallel.command.parsing import parse
 from parallel.command.rules import check_normalization
+from parallel.passes.forward_backward import ForwardBackward
 from parallel.passes.virtual_shards import VirtualShards
-from parallel.passes.whole import Whole
 from parallel.settings import OptionError
 
 CLASSES = np.arange(40) % 10
@@ -127,7 +127,7 @@ def test_fit_refuses_a_sample_that_is_normalised_alone(accumulate):
     assert nn.fit(trainer, loader, 1).trainer.steps == 4
 
 
-@pytest.mark.parametrize("make", [Whole, lambda: VirtualShards(5)])
+@pytest.mark.parametrize("make", [ForwardBackward, lambda: VirtualShards(5)])
 def test_passes_say_how_many_samples_they_compute_at_once(make):
     """What is refused at the start is what ranks would compute: the micro-batches of `divide`, of all ranks."""
     for total, count, parts in itertools.product(range(1, 20), range(1, 5), (1, 2, 3)):

@@ -19,7 +19,7 @@ from nn.core.network import Network
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from parallel.mesh import Mesh, Ranks
-from parallel.passes.whole import Whole
+from parallel.passes.forward_backward import ForwardBackward
 from parallel.strategies.context.attention import ContextGroups
 from parallel.strategies.context.cutting import Beside, cut
 from parallel.strategies.context.layers import ContextLoss
@@ -79,7 +79,7 @@ class SequenceParts:
         return f"{self.degrees.size} ranks have some positions of each sequence, attention {how}"
 
 
-class ContextPass(Whole):
+class ContextPass(ForwardBackward):
     """A step of which each rank of the axis "context" computes some positions of every sequence.
 
     Parameters
@@ -186,5 +186,5 @@ def ContextParallel(
     """
     mesh = Mesh(communicator, context=context or communicator.size)
     sync = gradient_sync(mesh, **sync)
-    pass_ = ContextPass(loss, SequenceParts(attention))
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, "ContextParallel")
+    forward_backward = ContextPass(loss, SequenceParts(attention))
+    return DistributedTrainer(network, loss, optimizer, mesh, forward_backward, sync, seed, "ContextParallel")

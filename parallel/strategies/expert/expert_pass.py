@@ -21,7 +21,7 @@ class ExpertPass(SharedPass):
         place, tensors, experts = mesh.places["tensor"], mesh.sizes["tensor"], mesh.sizes["expert"]
         check(network, experts, tensors)
         shared, self.parts_loss, _ = share(network, self.whole_loss, tensors, self.way)
-        self.knows, self.asks_others = place == 0, experts > 1
+        self.owns_loss, self.asks_others = place == 0, experts > 1
         if experts == 1:
             return NetworkPart(shared, place, tensors) if tensors > 1 else shared
         return NetworkPart(deal(shared, experts, tensors), mesh.places["expert"] * tensors + place, experts * tensors)

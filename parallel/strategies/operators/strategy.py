@@ -27,7 +27,7 @@ from nn.core.network import Network
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from parallel.mesh import Mesh, Ranks
-from parallel.passes.whole import Whole
+from parallel.passes.forward_backward import ForwardBackward
 from parallel.strategies.gradient_sync import gradient_sync
 from parallel.strategies.operators import branches, space
 from parallel.strategies.operators.rows import halos
@@ -37,7 +37,7 @@ from parallel.trainer import DistributedTrainer
 REWRITTEN: dict[str, Callable[[Network, int, int], Network]] = {"space": space.cut, "branch": branches.deal}
 
 
-class OperatorPass(Whole):
+class OperatorPass(ForwardBackward):
     """A step of which each rank of an axis computes some rows of the images, or some branches.
 
     Parameters
@@ -49,7 +49,7 @@ class OperatorPass(Whole):
         self.axis = axis
 
     def make_local_network(self, network, mesh):
-        self.knows = mesh.places[self.axis] == 0
+        self.owns_loss = mesh.places[self.axis] == 0
         return REWRITTEN[self.axis](network, mesh.places[self.axis], mesh.sizes[self.axis])
 
     def join(self, trainer):
@@ -64,14 +64,14 @@ class OperatorPass(Whole):
         self.counted = None
         branches_ = dict(branches.elsewhere(network.root))
         if network.buffer_layout.size and branches_:  # statistics are those of whoever has the branch
-            self.counted = np.full_like(trainer.buffers, self.knows)
+            self.counted = np.full_like(trainer.buffers, self.owns_loss)
             for name, array in network.buffer_layout.items(self.counted):
                 inside = [away for path, away in branches_.items() if name.startswith(path + ".")]
                 if inside:
                     array[...] = not inside[0]
 
     def compute(self, trainer, x, y, total, micro, before=0.0):
-        """As Whole. Between nodes the first steps show whether it pays to compute while rows are on their way."""
+        """As for ForwardBackward. Between nodes the first steps show whether hiding the rows' messages pays."""
         trial = self.trial
         if not trial or not len(x):
             return super().compute(trainer, x, y, total, micro, before)
@@ -95,7 +95,7 @@ class OperatorPass(Whole):
         if self.counted is not None:
             trainer.buffers *= self.counted
             trainer.ctx.group(self.axis).sum(trainer.buffers)
-        return loss if self.knows else 0.0, gz
+        return loss if self.owns_loss else 0.0, gz
 
     def in_transit(self):
         return sum(halo.nbytes for halo in halos(self.root))

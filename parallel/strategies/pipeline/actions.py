@@ -1,4 +1,4 @@
-"""What a rank of a pipeline does, one action after the other, and the text in which schedules are exchanged.
+"""Actions of a rank of a pipeline, and the text in which schedules are exchanged.
 
 | text | kind | means |
 |---|---|---|

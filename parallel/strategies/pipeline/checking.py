@@ -50,7 +50,7 @@ class Span(NamedTuple):
 
 @dataclass
 class Report:
-    """What a schedule that can run costs; a list entry for each rank.
+    """The cost of a schedule that can run; a list entry for each rank.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class Report:
 
     @property
     def idle_share(self) -> list[float]:
-        """Of a rank's own span, from its first action to its last."""
+        """Share of a rank's own span, from its first action to its last, in which it waits."""
         return [
             wait / (row[-1].end - row[0].start) if row and row[-1].end > row[0].start else 0.0
             for wait, row in zip(self.idle, self.spans, strict=True)
@@ -285,7 +285,7 @@ def places(schedule: Rows) -> Places:
 
 
 def needs(action: Action, last: int, rank: int, table: Places, lowered: bool) -> list[tuple[Action, ...]]:
-    """What must have been done before an action; of each tuple one."""
+    """Return the actions that must come before one: of each tuple, one of them."""
     stage, kind, i = action
     forward = Action(stage, "F", i)
     backward = Action(stage, "B", i), Action(stage, "I", i)
@@ -305,7 +305,7 @@ def needs(action: Action, last: int, rank: int, table: Places, lowered: bool) ->
 
 
 def arrival(made: tuple[Action, ...], way: str, action: Action, rank: int, table: Places, lowered: bool):
-    """What brings `action` a result: who makes it; from another rank its message, if the text has messages."""
+    """Return what brings `action` a result: its maker, or the message from another rank if the text has messages."""
     if not lowered or all(a not in table or table[a][0] == rank for a in made):
         return [made]
     return [(action._replace(kind=f"RECV_{way}"),), (made[0]._replace(kind=f"SEND_{way}"),)]

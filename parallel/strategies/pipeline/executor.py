@@ -29,7 +29,7 @@ from nn.core.context import LayerContext, MicroBatch
 from nn.core.network import Network, NotFinite
 from nn.losses import Loss
 from nn.training.trainer import micro_batches
-from parallel.passes import whole
+from parallel.passes.forward_backward import ForwardBackward
 from parallel.state.splits import NetworkPart, sample_shape
 from parallel.state.stages import local_network
 from parallel.strategies.pipeline.actions import Rows, parts, write
@@ -69,7 +69,7 @@ class OwnStage:
         self.pipeline.announce_ready()
 
 
-class PipelinePass(whole.Whole):
+class PipelinePass(ForwardBackward):
     """Forward and backward of a batch, in micro-batches, through the stages on the axis "pipeline".
 
     Parameters
@@ -101,7 +101,7 @@ class PipelinePass(whole.Whole):
         Those of this rank, by their number.
     """
 
-    phases = (("wait", "pass_.wait", False),)
+    phases = (("wait", "forward_backward.wait", False),)
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class PipelinePass(whole.Whole):
             cuts = place(network, ranks, self.schedule, self.micro_batches, cuts, **self.options).cuts
         shared, self.parts_loss, cut = share(mine, self.whole_loss, parts, self.way)
         placement = place(shared, ranks, self.schedule, self.micro_batches, cuts, **self.options)
-        self.local_network, self.knows = network, False
+        self.local_network, self.owns_loss = network, False
         self.stages: dict[int, OwnStage] = {}
         if mesh.index is not None:
             self.local_network = local_network(shared, [placement.networks[s] for s in placement.of(self.rank)])
@@ -140,7 +140,7 @@ class PipelinePass(whole.Whole):
                     placement.part(part, parts, cut),
                     NetworkPart(self.local_network, part, parts),
                 )
-            self.knows = self.rank in placement.replicas[-1] and not part
+            self.owns_loss = self.rank in placement.replicas[-1] and not part
         self.placement, self.last = placement, len(placement.networks) - 1
         return self.local_network
 
@@ -188,7 +188,7 @@ class PipelinePass(whole.Whole):
         self.all_but_late = min((layout.slices[name].start for name in (*self.ties, *self.terms)), default=layout.size)
 
     def _join_ties(self) -> None:
-        """Who sums the gradients of arrays that several stages share; layers add to them, whichever comes first."""
+        """Make the groups that sum the gradients of arrays that several stages share; all stages add to them."""
         gradients = self.local_network.layout.flat(self.trainer.g)
         self.ties: dict[str, tuple[np.ndarray, Any]] = {}
         for name, users in self.placement.tied().items():
@@ -204,7 +204,7 @@ class PipelinePass(whole.Whole):
                     ctx.shared |= name in names_of(own.network, ctx.path)
 
     def _join_terms(self) -> None:
-        """What every rank of the axis "tensor" has a term of: gradients of arrays that are whole on each."""
+        """Find the gradients to sum along the axis "tensor": those of arrays that are whole on each of its ranks."""
         gradients = self.local_network.layout.flat(self.trainer.g)
         self.terms = {name: gradients[name] for name in terms(self.local_network)}
 
@@ -219,7 +219,7 @@ class PipelinePass(whole.Whole):
         return super().divide(samples, total, 1)
 
     def parts(self, samples: int) -> list[tuple[int, int]]:
-        """(lo, hi) of the samples of every micro-batch."""
+        """Return (lo, hi) of the samples of every micro-batch."""
         return [(rows.start, rows.stop) for rows in micro_batches(samples, self.micro_batches)]
 
     def samples_at_once(self, total, parts):
@@ -227,7 +227,7 @@ class PipelinePass(whole.Whole):
         return {stop - start for lo, hi in shares if hi > lo for start, stop in self.parts(hi - lo)}
 
     def compute(self, trainer, x, y, total, micro, before=0.0):
-        """The whole batch, in the schedule's micro-batches."""
+        """Go forward and backward through the whole batch, in the schedule's micro-batches."""
         self.check(x)
         self.on_ready = trainer.sync.begin_pass(micro)
         for stage in self.stages.values():
@@ -350,7 +350,7 @@ class PipelinePass(whole.Whole):
             self.wait(request, peer, "to take what was sent to it")
 
     def predict(self, trainer, x):
-        """The outputs for samples, in evaluation mode, on every rank of the pipeline."""
+        """Return the outputs for samples, in evaluation mode, on every rank of the pipeline."""
         found = np.empty((len(x), *trainer.network.out_shape), trainer.network.dtype)
         for rows, z in self.outputs(x):
             found[rows] = z
@@ -359,15 +359,15 @@ class PipelinePass(whole.Whole):
         return found
 
     def sum_scores(self, trainer, x, y):
-        """As Whole, on one rank with the last stage; nothing elsewhere."""
+        """Sum the scores on one rank with the last stage; elsewhere they are zero."""
         sums = trainer.no_scores()
         trainer.ctx.micro_batch.training = False
         for rows, z in self.outputs(x):
             sums += trainer.evaluate_outputs(z, y[rows])
-        return sums if self.tells else np.zeros_like(sums)
+        return sums if self.reports_scores else np.zeros_like(sums)
 
     def first_bad(self, trainer, parts: list[tuple[int, np.ndarray]]) -> NotFinite | None:
-        """As `Trainer.first_bad`: every stage looks at what passes, and the first finding counts (collective)."""
+        """Return the first value that is not finite; every stage checks its inputs and layers (collective)."""
         found: list[tuple] = []
 
         def look(number: int, stage: OwnStage, x: np.ndarray) -> None:
@@ -395,7 +395,7 @@ class PipelinePass(whole.Whole):
         return bool(told[0])
 
     def pictures(self, events):
-        """A step from the middle of the run beside the schedule; nothing where none was whole."""
+        """Draw a step from the middle of the run beside the schedule; none where no step was recorded whole."""
         stages, mesh = range(len(self.placement.rows)), self.trainer.mesh
         first = {mesh.rank_at(data=0, pipeline=stage, context=0, tensor=0): stage for stage in stages}
         mine = [event | {"rank": first[event["rank"]]} for event in events if event["rank"] in first]
@@ -411,7 +411,7 @@ class PipelinePass(whole.Whole):
             self.positions.close()
 
     def describe(self):
-        """What the schedule is, and what it leaves idle, for the log."""
+        """Describe the schedule and its idle share, for the log."""
         report, placement = self.placement.report, self.placement
         name = self.schedule if isinstance(self.schedule, str) else getattr(self.schedule, "__name__", "a schedule")
         cuts = f", cut before {', '.join(map(str, placement.cuts))}" if placement.cuts else ""
@@ -424,14 +424,14 @@ class PipelinePass(whole.Whole):
 
 
 def contexts(ctx: LayerContext) -> Iterator[LayerContext]:
-    """A layer's context, and those inside."""
+    """Yield a layer's context, and those inside."""
     yield ctx
     for child in ctx.children:
         yield from contexts(child)
 
 
 def names_of(network: Network, path: str) -> set[str]:
-    """Full names of the arrays of the layer at a path; a tied one has its owner's name."""
+    """Return the full names of the arrays of the layer at a path; a tied one has its owner's name."""
     tree = network.specs
     for key in path.split(".") if path else ():
         tree = tree[key]

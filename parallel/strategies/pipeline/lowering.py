@@ -42,7 +42,7 @@ from parallel.strategies.pipeline.checking import MEETING, Span, check, walk
 
 
 class Stage(NamedTuple):
-    """What one micro-batch costs in a stage: seconds of each kind, elements of each buffer (`gradients`: in all)."""
+    """The cost of one micro-batch in a stage: seconds of each kind, elements of each buffer (`gradients`: in all)."""
 
     forward: float = 1.0
     input_gradient: float = 1.0
@@ -68,7 +68,7 @@ class Stage(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """What a buffer holds of one micro-batch."""
+    """The values of one micro-batch in a buffer."""
 
     buffer: str
     stage: int
@@ -215,7 +215,7 @@ class Memory:
         return self.home.get((stage, micro_batch)) == self.rank
 
     def touched(self, action: Action) -> tuple[list[Tensor], list[Tensor]]:
-        """What a computation reads and writes."""
+        """Return what a computation reads, and what it writes."""
         stage, kind, i = action
         tensor = lambda buffer, at=stage: Tensor(buffer, at, i)
         reads = [tensor("input")] if stage else []
@@ -239,7 +239,7 @@ class Memory:
         return reads, writes
 
     def moved(self, message: Message) -> Tensor:
-        """What a message reads on its sender's rank, or writes on its receiver's."""
+        """Return what a message reads on its sender's rank, or writes on its receiver's."""
         stage, kind, i = message.action
         if kind == "F":
             return Tensor("output", stage, i) if message.source == self.rank else Tensor("input", stage + 1, i)
@@ -248,7 +248,7 @@ class Memory:
         return Tensor("output_gradient", stage - 1, i)
 
     def elements(self, tensor: Tensor) -> int:
-        """Of one sample."""
+        """Return the elements of one sample."""
         stage = self.stages[tensor.stage]
         match tensor.buffer:
             case "saved":

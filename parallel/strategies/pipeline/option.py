@@ -1,4 +1,4 @@
-"""What --pipeline says: the schedule of a pipeline, with its keys.
+"""The option --pipeline: the schedule of a pipeline, with its keys.
 
 --pipeline 1f1b:micro=8           a schedule by its name (strategies/pipeline/schedules.py), with keys
 --pipeline gpipe:recompute        a key without a value is switched on
@@ -20,7 +20,7 @@ SWITCHES = ("recompute", "vertical_sync")  # keys without a value
 
 
 class Schedule(NamedTuple):
-    """What --pipeline says.
+    """The value of --pipeline.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Schedule(NamedTuple):
 
 
 def schedule(options) -> Schedule:
-    """What --pipeline says, in parts."""
+    """Parse --pipeline."""
     from nn import option_strings
 
     name, parts = option_strings.split(options.pipeline or "1f1b")
@@ -82,7 +82,7 @@ def schedule(options) -> Schedule:
 
 
 def arguments(options, data: int) -> dict:
-    """What `parallel.Pipeline` is given, for so many pipelines; reads the file of a schedule that is written down.
+    """Return the arguments of `parallel.Pipeline`, for `data` pipelines; a schedule in a file is read.
 
     "schedule" is "pipedream" where it is `parallel.PipeDream` that is given the rest, less recompute.
     """

@@ -130,7 +130,7 @@ def measured(events: Sequence[dict], rows: Sequence[Sequence[Action]]) -> list[l
 
 
 def compare(seen: Sequence[Sequence[Span]], planned: Sequence[Sequence[Span]]):
-    """What was measured, and below it what the schedule says; a matplotlib Figure."""
+    """Draw the measured spans, and below them those of the schedule; return a matplotlib Figure."""
     tall = 0.46 * len(seen)  # inches; between the two: the first one's legend, the second one's heading
     figure = marks.new_figure(10, 2 * tall + 3.2)
     above, below = (marks.add_axes(figure, 8.8, tall, bottom) for bottom in (tall + 2.4, marks.BOTTOM))

@@ -113,7 +113,7 @@ class PipeDreamPass(PipelinePass):
                 trainer.sync.make_buckets(peers)
 
     def parts(self, samples):
-        """Of fewer samples than mini-batches one each."""
+        """Return (lo, hi) of every mini-batch: of one sample each, where there are fewer samples than mini-batches."""
         return [(rows.start, rows.stop) for rows in micro_batches(samples, min(samples, self.micro_batches))]
 
     def version(self, b: int, stage: int) -> int:
@@ -209,7 +209,7 @@ class PipeDreamPass(PipelinePass):
         self.before.clear()
         self.trainer.sync.empty()
 
-    def owed(self):
+    def loss_in_flight(self):
         late, self.late = self.late, 0.0
         return late
 

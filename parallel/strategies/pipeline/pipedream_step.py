@@ -1,4 +1,4 @@
-"""What is in flight on one rank of PipeDream, from step to step: the pipeline's `Step`, with rounds that have no end.
+"""PipeDream's step: the pipeline's `Step`, whose rounds have no end, and go on from one batch to the next.
 
 A step adds its mini-batches, and the rank goes on in its row of the schedule, which is endless, until it would need a
 mini-batch that has not been added. So what waits for its backward pass waits for the next step; the last stage alone

@@ -53,12 +53,12 @@ class Placement:
         return [ranks[0] for ranks in self.replicas]
 
     def at(self, stage: int, micro_batch: int) -> int:
-        """The rank that has a micro-batch in a stage: replicas take turns."""
+        """Return the rank that has a micro-batch in a stage: replicas take turns."""
         ranks = self.replicas[stage]
         return ranks[micro_batch % len(ranks)]
 
     def part(self, index: int, count: int, cut: Mapping[int, Cut]) -> Placement:
-        """What part `index` of `count` has of every stage.
+        """Return the placement of part `index` of `count` of every stage.
 
         Parameters
         ----------
@@ -73,11 +73,11 @@ class Placement:
         return replace(self, networks=found)
 
     def shape(self, stage: int) -> tuple[int, ...]:
-        """Of one sample of what a stage is given; behind the last one, of the outputs."""
+        """Return the shape of one sample of a stage's input; behind the last stage, of the outputs."""
         return sample_shape(self.networks[stage]) if stage < len(self.networks) else self.networks[-1].out_shape
 
     def of(self, rank: int) -> list[int]:
-        """The stages of a rank."""
+        """Return the stages of a rank."""
         return [stage for stage, ranks in enumerate(self.replicas) if rank in ranks]
 
     def tied(self) -> dict[str, list[int]]:

@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What is sent to a peer, or received from it.
+    """A send to a peer, or a receive from it.
 
     Attributes
     ----------
@@ -201,7 +201,7 @@ class Program:
 
 
 class Step:
-    """What is in flight on one rank, and which array lies in every place.
+    """The executor of rounds on one rank; it holds what is in flight.
 
     Parameters
     ----------

@@ -111,8 +111,8 @@ def Pipeline(
     if compressor:
         refuse_ties(place(network, mesh.sizes["pipeline"], schedule, micro_batches, cuts, **options))
     positions = SequenceParts(attention)
-    pass_ = PipelinePass(schedule, micro_batches, cuts, recompute, limit, loss, way, positions, **options)
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, "Pipeline")
+    forward_backward = PipelinePass(schedule, micro_batches, cuts, recompute, limit, loss, way, positions, **options)
+    return DistributedTrainer(network, loss, optimizer, mesh, forward_backward, sync, seed, "Pipeline")
 
 
 def PipeDream(
@@ -161,8 +161,10 @@ def PipeDream(
     bucketing = bucketing or BUCKETING
     check_bucketing(**bucketing)
     mesh = Mesh(communicator, data=1, pipeline=communicator.size)
-    pass_ = PipeDreamPass(mini_batches, cuts, vertical_sync, limit, replicas)
-    return DistributedTrainer(network, loss, optimizer, mesh, pass_, WeightStashing(bucketing), seed, "PipeDream")
+    forward_backward = PipeDreamPass(mini_batches, cuts, vertical_sync, limit, replicas)
+    return DistributedTrainer(
+        network, loss, optimizer, mesh, forward_backward, WeightStashing(bucketing), seed, "PipeDream"
+    )
 
 
 def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:

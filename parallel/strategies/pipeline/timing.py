@@ -47,7 +47,7 @@ class StageCost(NamedTuple):
 
     @classmethod
     def of(cls, layers: Sequence[LayerProfile], before: float) -> StageCost:
-        """Of layers, and the bytes of what comes before the first of them."""
+        """Return the cost of layers whose input has `before` bytes."""
         weights = sum(layer.weight_gradient for layer in layers)
         return cls(
             sum(layer.forward for layer in layers),

@@ -100,7 +100,7 @@ class WeightStashing(LocalUpdate):
     def settle(self):
         self.resume()
         self.settled = True
-        return self.pass_.drain()
+        return self.forward_backward.drain()
 
     def trained(self):
         yield from super().trained()
@@ -109,7 +109,7 @@ class WeightStashing(LocalUpdate):
 
     def synchronize(self):
         in_flight = self.stash, self.updates
-        self.pass_.drain_copy()
+        self.forward_backward.drain_copy()
         self.stash, self.updates = in_flight
 
     def before_load(self):
@@ -118,14 +118,15 @@ class WeightStashing(LocalUpdate):
 
     def forget(self):
         super().forget()
-        self.pass_.forget()
+        self.forward_backward.forget()
 
     def placed(self):
         """Also the updates of each array, so that another cut into stages goes on with them."""
         yield from super().placed()
+        peers = self.forward_backward.peers
         for name, count in self.counts.items():
             count[...] = self.update_count
-            copy = name in self.layout.borrowed or (self.pass_.peers is not None and self.pass_.peers.rank > 0)
+            copy = name in self.layout.borrowed or (peers is not None and peers.rank > 0)
             yield PlacedArray(UPDATES + name, "", count, None, Shard(1), copy=copy)
         yield from in_transit(*(copy for copy, _ in self.stash.values()))
 

@@ -11,13 +11,13 @@ from operator import itemgetter
 
 from nn.core.context import Group
 from nn.losses import Loss
-from parallel.passes.whole import Whole
+from parallel.passes.forward_backward import ForwardBackward
 from parallel.state.splits import NetworkPart
 from parallel.strategies.tensor.moves import sum_as_one
 from parallel.strategies.tensor.rewriting import in_words, share, terms
 
 
-class SharedPass(Whole):
+class SharedPass(ForwardBackward):
     """A step of which each rank of the axis "tensor" computes a part of every layer.
 
     Parameters
@@ -34,13 +34,13 @@ class SharedPass(Whole):
         self.whole_loss, self.way, self.positions = loss, way, positions
 
     def make_local_network(self, network, mesh):
-        self.knows = False
+        self.owns_loss = False
         if mesh.index is None:  # a rank that only serves, whole arrays
             return network
         index, ranks = mesh.places["tensor"], mesh.sizes["tensor"]
         mine = self.positions.cut(network, mesh, self.way == "sequence") if self.positions else network
         shared, self.parts_loss, _ = share(mine, self.whole_loss, ranks, self.way)
-        self.knows = index == 0
+        self.owns_loss = index == 0
         return NetworkPart(shared, index, ranks) if ranks > 1 else shared
 
     def join(self, trainer):
@@ -62,7 +62,7 @@ class SharedPass(Whole):
             self.terms.append(([(layout.slices[name].stop, flat[name]) for name in names], group))
 
     def compute(self, trainer, x, y, total, micro, before=0.0):
-        """As Whole. Where gradients are terms, none is told to be finished before they are summed."""
+        """As for ForwardBackward. Where gradients are terms, none is told to be finished before they are summed."""
         z, saved = trainer.forward(x, True, micro)
         loss, gz = self.loss(trainer, z, y, total)
         if micro.addend is not None:

@@ -1,4 +1,4 @@
-"""What one rank computes in a step: its samples at once, or micro-batches whose gradients are added up."""
+"""Forward and backward of one rank in a step: its samples at once, or micro-batches whose gradients are added up."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Samples(NamedTuple):
     addend: int | None
 
 
-class Whole:
+class ForwardBackward:
     """All samples of this rank are one addend of the sum.
 
     Attributes
@@ -60,27 +60,27 @@ class Whole:
 
     fixed = False
     by_samples = True  # whether ranks that have the same of the network differ only in their samples
-    knows = True  # the loss of its samples; of ranks that have one network together, one does
+    owns_loss = True  # whether it has the loss of its samples: of ranks that have one network together, one has it
     phases = ()  # as of a sync, those of its own
     asks_others = False  # layers ask ranks with other samples: so one without samples computes, too
     peers = None  # a communicator of ranks on the axis "pipeline" that have the same of the network
     note = None  # told (name, start, end) of what is done inside the phases, where somebody records it
 
     def make_local_network(self, network: Network, mesh: Mesh) -> Network:
-        """What this rank computes of the network."""
+        """Return the part of the network that this rank computes."""
         return network
 
     def join(self, trainer) -> None:
-        """Called once, when all buffers are there."""
+        """Bind to the trainer; called once, when all buffers are there."""
 
     def start(self, mesh: Mesh, network: Network) -> None:
-        """Called once, before the first step."""
+        """Take the mesh; called once, before the first step."""
         self.mesh, self.shard = mesh, mesh.shard
         self.addends, self.addend = mesh.copies, mesh.line.index
         self.by_samples = self.addends == mesh.count
 
     def divide(self, samples: int, total: int, accumulate: int) -> list[Samples]:
-        """The micro-batches of a step for which this rank has so many samples of `total`; none where it has no part."""
+        """Return the micro-batches of a step for which this rank has `samples` of `total`; none without a part."""
         if self.mesh.index is None:
             self.refuse(samples)
             return []
@@ -91,12 +91,12 @@ class Whole:
         ]
 
     def samples_at_once(self, total: int, accumulate: int) -> set[int]:
-        """How many samples of a batch of `total` are computed together, on all ranks."""
+        """Return how many samples of a batch of `total` are computed together, on all ranks."""
         shares = (chunk(total, self.mesh.shard[1], i) for i in range(self.mesh.shard[1]))
         return {rows.stop - rows.start for lo, hi in shares for rows in micro_batches(hi - lo, accumulate)}
 
     def refuse(self, samples: int) -> None:
-        """Samples for a rank that computes nothing."""
+        """Refuse samples for a rank that computes nothing."""
         if samples:
             raise ValueError(
                 f"rank {self.mesh.rank} only serves, and was given {samples} samples: give them to the "
@@ -104,12 +104,12 @@ class Whole:
             )
 
     def first_sample(self, total: int) -> int:
-        """Where this rank's samples begin in a batch of so many."""
+        """Return where this rank's samples begin in a batch of `total`."""
         index, count = self.mesh.shard
         return total.first if isinstance(total, UnevenTotal) else chunk(total, count, index)[0]
 
     def place(self, samples: int, total: int, accumulate: int) -> slice | None:
-        """Where in the batch this rank's samples are that it computes at once; None if that is not how it is cut."""
+        """Return where in the batch this rank's samples are, if it computes them at once; else None."""
         first, (index, count) = self.first_sample(total), self.mesh.shard
         at_once = (
             self.by_samples
@@ -119,7 +119,7 @@ class Whole:
         return slice(first, first + samples) if at_once else None
 
     def deal(self, samples: int, accumulate: int, ranks: int) -> Iterator[list[tuple[int, int, int | None]]]:
-        """How a master deals so many samples: for every micro-batch (lo, hi, addend) of each rank."""
+        """Yield how a master deals samples: for every micro-batch (lo, hi, addend) of each rank."""
         for i, rows in enumerate(micro_batches(samples, accumulate)):
             cuts = (chunk(rows.stop - rows.start, ranks, rank) for rank in range(ranks))
             yield [
@@ -128,11 +128,11 @@ class Whole:
             ]
 
     def take(self, x: np.ndarray, y: np.ndarray, micro: Samples) -> tuple[np.ndarray, np.ndarray]:
-        """The samples and targets of a micro-batch."""
+        """Return the samples and targets of a micro-batch."""
         return x[micro.rows], y[micro.rows]
 
     def compute(self, trainer, x: np.ndarray, y: np.ndarray, total: int, micro: Samples, before: float = 0.0) -> float:
-        """Forward and backward of a micro-batch; its part of the mean loss, and those `before` in the addend."""
+        """Go forward and backward through a micro-batch; return its part of the mean loss, plus `before`."""
         z, saved = trainer.forward(x, True, micro)
         loss, gz = self.loss(trainer, z, y, total)
         trainer.set_loss(loss + before, total, micro)
@@ -140,53 +140,53 @@ class Whole:
         return loss + before
 
     def loss(self, trainer, z: np.ndarray, y: np.ndarray, total: int) -> tuple[float, np.ndarray | None]:
-        """(part of the mean loss, its gradient) of the outputs z of a micro-batch."""
+        """Return (part of the mean loss, its gradient) for the outputs z of a micro-batch."""
         if not len(z) and not trainer.computes_empty_shards:
             return 0.0, None
         return trainer.loss(z, y, trainer.mean_over(total), trainer.ctx)
 
     def predict(self, trainer, x: np.ndarray) -> np.ndarray:
-        """The outputs for samples, in evaluation mode."""
+        """Return the outputs for samples, in evaluation mode."""
         return trainer.forward(x, False)[0]
 
     def sum_scores(self, trainer, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """The sums of `Trainer.sum_scores` over samples; where several ranks have the outputs, one tells."""
+        """Return the sums of `Trainer.sum_scores` over samples; of ranks that have the same outputs, one reports."""
         sums = trainer.no_scores()
         for micro in self.divide(len(x), len(x), 1):
             samples, targets = self.take(x, y, micro)
             z = trainer.forward(samples, False)[0]
             if len(samples):
                 sums += self.rounded(trainer.evaluate_outputs(z, targets))
-        return sums if self.tells else np.zeros_like(sums)
+        return sums if self.reports_scores else np.zeros_like(sums)
 
     def look(self, trainer, part: tuple[int, np.ndarray]) -> NotFinite | None:
-        """Where the first value that is not finite appears among samples: (place of the first one, they)."""
+        """Return the first value that is not finite; `part` is (place of the first sample, samples)."""
         return trainer.check_forward(part)
 
-    def owed(self) -> float:
-        """What the sum of the losses that steps have returned lacks, where ranks train apart and have met."""
+    def loss_in_flight(self) -> float:
+        """Return the loss that no step has returned: of micro-batches in flight until ranks synchronized."""
         return 0.0
 
     def close(self) -> None:
         """Free what is held beside arrays."""
 
     @property
-    def tells(self) -> bool:
-        """Whether what this rank finds in evaluation counts: of ranks that have the same outputs, one does."""
-        return self.knows and not self.mesh.places["context"]
+    def reports_scores(self) -> bool:
+        """Whether this rank reports scores in evaluation: of ranks that have the same outputs, one does."""
+        return self.owns_loss and not self.mesh.places["context"]
 
     def rounded(self, scores: np.ndarray) -> np.ndarray:
-        """The scores of a micro-batch, as they are summed over all."""
+        """Return the scores of a micro-batch, as they are summed over all."""
         return scores
 
     def pictures(self, events: list[dict]) -> dict:
-        """Figures by the names of their files, of what `note` was told on all ranks."""
+        """Return figures by the names of their files, of what `note` has recorded on all ranks."""
         return {}
 
     def in_transit(self) -> int:
-        """Bytes that are kept for what other ranks send, beside the sync's."""
+        """Return the bytes that are kept for what other ranks send, beside the sync's."""
         return 0
 
     def describe(self) -> str:
-        """How samples are cut, for the log; empty where that is as usual."""
+        """Describe how samples are cut, for the log; empty where that is as usual."""
         return ""
