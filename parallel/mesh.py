@@ -125,7 +125,7 @@ class Mesh:
     model : the same, of the ranks that have the parameters of one network together: these and "pipeline"
     model_size : int
         How many these are, told to those that serve as well.
-    line : Mesh
+    data_group : Mesh
         Of the ranks that have the same of the network, and whose gradients are summed: what a sync sees. They are
         those of the axes "data", "context", "space" and "branch".
     copies : int
@@ -167,7 +167,7 @@ class Mesh:
             self.data = self.group(workers) if communicator else None
             self.sizes = dict.fromkeys(AXES, 1) | {"data": self.count}
             self.places = dict.fromkeys(AXES, 0) | {"data": self.index}
-            self.line, self.copies, self.shard = self, self.count, (self.index, self.count)
+            self.data_group, self.copies, self.shard = self, self.count, (self.index, self.count)
             return
         if model > 1 < space * branch:
             raise ValueError(
@@ -187,8 +187,8 @@ class Mesh:
         self.parts = self.tensor if expert == 1 else self._along("expert", "tensor")
         self.model = self._along("expert", "pipeline", "tensor") if model > 1 else None
         self.copies = self.count * same
-        line = self._along("data", "context", "space", "branch") if same > 1 else self.data
-        self.line = Mesh(line) if model * same > 1 else self
+        group = self._along("data", "context", "space", "branch") if same > 1 else self.data
+        self.data_group = Mesh(group) if model * same > 1 else self
 
     def places_of(self, rank: int) -> dict[str, int]:
         """Where a rank is on every axis."""

@@ -114,7 +114,8 @@ class DistributedTrainer(RunTrainer):
     gradients = property(lambda self: self.sync.gradients)
     slots = property(lambda self: self.sync.slots)
     phases = property(lambda self: self.sync.phases + self.forward_backward.phases)
-    sends = property(lambda self: self.sync.sends if self.mesh.line is self.mesh else "")  # activations travel, too
+    # With other axes activations travel, too:
+    sends = property(lambda self: self.sync.sends if self.mesh.data_group is self.mesh else "")
     notes = property(lambda self: self.sync.notes)
     apart = property(lambda self: self.sync.apart)
     scattered = property(lambda self: self.table.scattered)
@@ -462,7 +463,7 @@ class DistributedTrainer(RunTrainer):
             return
         replicated = {each.name.removeprefix("param/"): each for each in self.table.replicated()}
         mine = {name: _digest(each.array) for name, each in replicated.items()}
-        found = self._differing(self.mesh.line.data, mine)
+        found = self._differing(self.mesh.data_group.data, mine)
         splits = {name: split_of(self.table.specs.get(name.rpartition("/")[2])) for name in mine}
         for axis, ranks in (("tensor", self.mesh.tensor), ("expert", self.mesh.expert)):
             if ranks:  # what is not cut is the same on every rank

@@ -76,7 +76,7 @@ class ForwardBackward:
     def start(self, mesh: Mesh, network: Network) -> None:
         """Take the mesh; called once, before the first step."""
         self.mesh, self.shard = mesh, mesh.shard
-        self.addends, self.addend = mesh.copies, mesh.line.index
+        self.addends, self.addend = mesh.copies, mesh.data_group.index
         self.by_samples = self.addends == mesh.count
 
     def divide(self, samples: int, total: int, accumulate: int) -> list[Samples]:

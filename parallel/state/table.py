@@ -67,7 +67,7 @@ class StateTable:
         self.mesh, self.network, self.weak_rows = mesh, network, rows
         self.specs = whole_specs(local_network)
         serves = mesh.index is None and mesh.model_size > 1
-        self.answers = first_of_peers and mesh.line.rank == 0 and not serves  # for what all ranks have
+        self.answers = first_of_peers and mesh.data_group.rank == 0 and not serves  # for what all ranks have
         self.sections = {name: i for i, name in enumerate(["param", *(f"optimizer/{slot}" for slot in slots)])}
         self.places = {name: i for i, name in enumerate([*network.layout.specs, *network.buffer_layout.specs])}
         self.told: list | None = None  # on rank 0, once it was asked for: what other ranks have

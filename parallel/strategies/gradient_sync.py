@@ -83,7 +83,7 @@ def gradient_sync(
         raise ValueError(
             f"{compressor!r} does not work with virtual shards: what a rank leaves out depends on how many there are"
         )
-    if shards and mesh.line is not mesh:
+    if shards and mesh.data_group is not mesh:
         raise ValueError(f"virtual shards need a mesh whose only axis is data: {TREE}")
     if node_memory == "on" and (stage or compressor or shards):
         raise ValueError(

@@ -89,7 +89,7 @@ class GradientSync:
 
         `network` is what this rank holds of the `undivided` one.
         """
-        self.mesh, self.forward_backward = mesh if self.spans_mesh else mesh.line, forward_backward
+        self.mesh, self.forward_backward = mesh if self.spans_mesh else mesh.data_group, forward_backward
         self.allgather = mesh.allgather  # over all ranks, also those with other parts of the network
         self.network, self.undivided, self.optimizer = network, undivided, optimizer
         self.sum_model = mesh.sum_model if mesh.model else None  # over the ranks with the other parts of the network
@@ -99,12 +99,12 @@ class GradientSync:
         self.allocate()
 
     def allocate(self) -> None:
-        """Flat buffers; behind the gradients the step's message: one vector is summed."""
+        """Flat buffers; behind the gradients the step's message: one buffer is summed."""
         layout = self.layout
         self.parameters = layout.zeros(self.dtype)
-        self.vector = np.zeros(layout.size + StepMessage.elements(self.network, self.addends), self.dtype)
-        self.gradients = self.vector[: layout.size]
-        self.message = StepMessage.of(self.vector[layout.size :], self.addends)
+        self.flat_buffer = np.zeros(layout.size + StepMessage.elements(self.network, self.addends), self.dtype)
+        self.gradients = self.flat_buffer[: layout.size]
+        self.message = StepMessage.of(self.flat_buffer[layout.size :], self.addends)
         self.summed = self.message
         self.slots = {name: layout.zeros(self.dtype) for name in self.optimizer.slots}
         self.first_values()

@@ -198,11 +198,11 @@ class FixedTree(GradientSync):
 
     def allocate(self):
         super().allocate()
-        self.trees = (TreeSum(self.forward_backward.addends, len(self.vector), self.dtype, self.mesh.communicator),)
+        self.trees = (TreeSum(self.addends, len(self.flat_buffer), self.dtype, self.mesh.communicator),)
 
     def end_addend(self):
-        self.trees[0].add(self.vector)
+        self.trees[0].add(self.flat_buffer)
 
     def finish_step(self):
-        np.copyto(self.vector, self.trees[0].allreduce())
+        np.copyto(self.flat_buffer, self.trees[0].allreduce())
         return super().finish_step()

@@ -29,7 +29,7 @@ class Master(GradientSync):
 
     def allocate(self):
         super().allocate()
-        self.master, count = self.mesh.rank == MASTER, len(self.vector)
+        self.master, count = self.mesh.rank == MASTER, len(self.flat_buffer)
         if not self.master:
             self.slots = {}
         if self.forward_backward.fixed:
@@ -50,7 +50,7 @@ class Master(GradientSync):
 
     def end_addend(self):
         for tree in self.trees:
-            tree.add(self.vector)
+            tree.add(self.flat_buffer)
 
     def finish_step(self):
         """Sum all on the master, which sends the sums of the message to all ranks."""
@@ -58,12 +58,12 @@ class Master(GradientSync):
         if self.trees:
             mine = self.trees[0].reduce_scatter()
             if self.master:
-                self.vector[:] = mine
+                self.flat_buffer[:] = mine
         elif self.master:
-            communicator.Reduce(IN_PLACE, self.vector, root=MASTER)
+            communicator.Reduce(IN_PLACE, self.flat_buffer, root=MASTER)
         else:
-            communicator.Reduce(self.vector, None, root=MASTER)
-        communicator.Bcast(self.vector[self.layout.size :], root=MASTER)
+            communicator.Reduce(self.flat_buffer, None, root=MASTER)
+        communicator.Bcast(self.flat_buffer[self.layout.size :], root=MASTER)
         return super().finish_step()
 
     def update(self):

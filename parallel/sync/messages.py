@@ -198,7 +198,7 @@ class Messages(GradientSync):
     def allocate(self):
         super().allocate()
         ends = self.layout.ends.values()
-        self.buckets = Buckets(self.mesh.communicator, self.vector, ends, self.layout.size, **self.bucketing)
+        self.buckets = Buckets(self.mesh.communicator, self.flat_buffer, ends, self.layout.size, **self.bucketing)
 
     def begin_step(self, step, samples, total, parts):
         self.buckets.begin()

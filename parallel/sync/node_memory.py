@@ -172,9 +172,9 @@ class NodeMemory(GradientSync):
         if len(set(nodes)) > 1:
             self.between = communicator.Split(self.window.rank, sorted(set(nodes)).index(nodes[rank]))
         self.parameters = self.window.common(size, dtype)
-        self.vector = self.window.empty(size + behind, dtype)
-        parts = self.window.peers(self.vector).parts
-        self.gradients, self.message = self.vector[:size], StepMessage.of(self.vector[size:], self.addends)
+        self.flat_buffer = self.window.empty(size + behind, dtype)
+        parts = self.window.peers(self.flat_buffer).parts
+        self.gradients, self.message = self.flat_buffer[:size], StepMessage.of(self.flat_buffer[size:], self.addends)
         self._refuse_aliases(parts)
 
         cuts = (chunk(-(-size // ALIGN), self.count, peer) for peer in range(self.count))
@@ -222,7 +222,7 @@ class NodeMemory(GradientSync):
     def _refuse_aliases(self, parts: list[np.ndarray]) -> None:
         """Every rank signs its arrays, and looks for all signatures: memory that two share by mistake is found."""
         flags, me = self.window.flags, self.window.rank
-        signed = parts[me], self.gradients, self.vector[len(self.gradients) :]
+        signed = parts[me], self.gradients, self.flat_buffer[len(self.gradients) :]
         for array in signed:
             array[:1], array[-1:] = me + 1, me + 1
         signers = min(self.count, len(self.parameters))

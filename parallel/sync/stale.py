@@ -53,7 +53,7 @@ class Stale(LocalUpdate):
         threads = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self.communicator = self.mesh.communicator.Dup(progress=threads)
         self.idle = [
-            InFlight(self.communicator, np.zeros_like(self.vector), self.layout.size, self.addends)
+            InFlight(self.communicator, np.zeros_like(self.flat_buffer), self.layout.size, self.addends)
             for _ in range(self.delay + 1)
         ]
         self.in_flight: list[InFlight] = []  # the oldest first
@@ -70,7 +70,7 @@ class Stale(LocalUpdate):
         own = float(self.message.loss)
         self.bad |= not math.isfinite(own)
         reduction = self.idle.pop()
-        reduction.vector[:] = self.vector
+        reduction.flat_buffer[:] = self.flat_buffer
         reduction.step, reduction.total, reduction.rate = self.step, self.total, float(self.optimizer.lr)
         reduction.request.Start()
         self.in_flight.append(reduction)
@@ -156,7 +156,7 @@ class Stale(LocalUpdate):
 
     def placed(self):
         yield from super().placed()
-        yield from in_transit(*(reduction.vector for reduction in (*self.idle, *self.in_flight)))
+        yield from in_transit(*(reduction.flat_buffer for reduction in (*self.idle, *self.in_flight)))
 
     def describe(self):
         steps = "1 step" if self.delay == 1 else f"{self.delay} steps"
@@ -174,15 +174,16 @@ class InFlight:
     ----------
     communicator : collectives.Communicator
         Of all ranks that sum it (collective).
-    vector : flat array
+    flat_buffer : flat array
     size : int
         Of the gradients.
     addends : int
         As for StepMessage.
     """
 
-    def __init__(self, communicator, vector: np.ndarray, size: int, addends: int):
-        self.vector, self.gradients, self.message = vector, vector[:size], StepMessage.of(vector[size:], addends)
-        self.request = communicator.Allreduce_init(MPI.IN_PLACE, vector)
+    def __init__(self, communicator, flat_buffer: np.ndarray, size: int, addends: int):
+        self.flat_buffer, self.gradients = flat_buffer, flat_buffer[:size]
+        self.message = StepMessage.of(flat_buffer[size:], addends)
+        self.request = communicator.Allreduce_init(MPI.IN_PLACE, flat_buffer)
         self.step = self.total = 0
         self.rate = 0.0

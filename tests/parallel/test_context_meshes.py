@@ -122,7 +122,7 @@ def test_gradients_that_were_not_summed_over_the_positions_would_differ(comm, ra
     def apart(self, *arguments, **sizes):
         made(self, *arguments, **sizes)
         if self.model:
-            self.line, self.copies = Mesh(self.data), self.count
+            self.data_group, self.copies = Mesh(self.data), self.count
 
     monkeypatch.setattr(Mesh, "__init__", apart)
     _, losses = one_process("causal")

@@ -140,7 +140,7 @@ def test_a_bucket_leaves_for_other_nodes_when_all_ranks_here_have_finished_it(co
 
     for early in False, True:
         sums.begin_step(0, 2, 8, 2)
-        sums.gradients[:], sums.vector[size:] = gradients * 10**comm.rank, comm.rank
+        sums.gradients[:], sums.flat_buffer[size:] = gradients * 10**comm.rank, comm.rank
         if early:  # the control
             sums.window.flags.read_all = lambda word: [10**9] * sums.count
             sums.window.flags.wait_until = lambda *_: None

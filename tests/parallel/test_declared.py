@@ -74,7 +74,7 @@ def test_the_check_sees_what_is_wrong(comm, wrong, words, monkeypatch):
 
         def twice(self):
             result = own_sum(self)
-            self.vector[:5] *= 2
+            self.flat_buffer[:5] *= 2
             return result
 
         monkeypatch.setattr(Messages, "finish_step", twice)

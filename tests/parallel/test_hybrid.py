@@ -188,7 +188,9 @@ def test_what_is_left_out_is_seen(comm):
     _, losses = reference("transformer", "sgd")
 
     def no_data(many):
-        many.sync.buckets.buckets = [many.sync.vector[many.local_network.layout.size :]]  # loss and statistics only
+        many.sync.buckets.buckets = [
+            many.sync.flat_buffer[many.local_network.layout.size :]
+        ]  # loss and statistics only
         many.sync.buckets.plan()
 
     def no_terms(many):

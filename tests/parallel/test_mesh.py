@@ -48,7 +48,8 @@ def test_every_axis_has_its_ranks(comm):
                 assert communicator is None
             else:
                 assert communicator.allgather(comm.rank) == expected, axis
-        assert (mesh.line.rank, mesh.line.size, mesh.line.index, mesh.line.count) == (d, data, d, data)
+        group = mesh.data_group
+        assert (group.rank, group.size, group.index, group.count) == (d, data, d, data)
         array = np.array([1.0 + comm.rank])
         mesh.sum_model(array)
         assert array[0] == (sum(ranks["model"]) + len(ranks["model"]) if mesh.model else 1.0 + comm.rank)
@@ -64,7 +65,8 @@ def test_ranks_of_an_axis_expert_share_the_samples(comm):
         mesh = Mesh(world, data=data, expert=expert, tensor=tensor)
         d, e, t = (mesh.places[axis] for axis in ("data", "expert", "tensor"))
         assert comm.rank == (d * expert + e) * tensor + t == mesh.rank_at()
-        assert mesh.shard == (d * expert + e, data * expert) and (mesh.line.index, mesh.line.count) == (d, data)
+        group = mesh.data_group
+        assert mesh.shard == (d * expert + e, data * expert) and (group.index, group.count) == (d, data)
         ranks = {"expert": expert, "tensor": tensor, "parts": expert * tensor, "model": expert * tensor}
         for name, size in ranks.items():
             communicator = getattr(mesh, name)

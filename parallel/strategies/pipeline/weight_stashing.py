@@ -64,8 +64,8 @@ class WeightStashing(LocalUpdate):
     def make_buckets(self, peers) -> None:
         """Make the buckets in which the ranks of `peers`, which have this stage, sum gradients (collective)."""
         layout, size = self.layout, self.layout.size
-        vector = self.vector[: size + 1]  # behind the gradients, whether a loss was bad
-        self.buckets = Buckets(peers, vector, layout.ends.values(), size, **self.bucketing)
+        buffer = self.flat_buffer[: size + 1]  # behind the gradients, whether a loss was bad
+        self.buckets = Buckets(peers, buffer, layout.ends.values(), size, **self.bucketing)
 
     def begin_sum(self) -> Callable[[int], None]:
         """Start the gradients of a mini-batch; return the hook for those that are ready."""
@@ -74,7 +74,7 @@ class WeightStashing(LocalUpdate):
 
     def sum_replicas(self, bad: bool) -> bool:
         """Sum the gradients over the ranks with this stage; return whether any of them is `bad`."""
-        any_bad = self.vector[self.layout.size : self.layout.size + 1]
+        any_bad = self.flat_buffer[self.layout.size : self.layout.size + 1]
         any_bad[:] = bad
         if news := self.buckets.sum():
             self.say(news)
@@ -104,7 +104,7 @@ class WeightStashing(LocalUpdate):
 
     def trained(self):
         yield from super().trained()
-        yield self.vector
+        yield self.flat_buffer
         yield self.update_count
 
     def synchronize(self):

@@ -1,4 +1,4 @@
-"""What all methods of compression have in common: messages, memory, random streams.
+"""The base of all methods of compression: messages, memory, random streams.
 
 A compressor turns this rank's gradients into a message of bytes, and adds messages to a buffer. What a message leaves
 out is kept in an error memory e and added to the next gradient, so that nothing is lost, only late:

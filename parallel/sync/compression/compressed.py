@@ -77,7 +77,7 @@ class Compressed(GradientSync):
 
 
 class Memories(NamedTuple):
-    """What a method keeps from step to step.
+    """The memory of a method from step to step.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class Memories(NamedTuple):
     shared: Mapping[str, np.ndarray]
 
     def placed(self) -> Iterator[PlacedArray]:
-        """What ranks have left out is a sum over them: on another number of ranks the first one has all of it."""
+        """Yield the memory as a sum over ranks: on another number of ranks the first one takes all of it."""
         for name, array in self.shared.items():
             yield PlacedArray(PREFIX + name, "moments", array)
         for name, array in self.flat.items():

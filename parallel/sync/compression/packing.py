@@ -74,7 +74,7 @@ def pack_indices(indices: np.ndarray, size: int) -> list[np.ndarray]:
 
 
 def unpack_indices(fields: np.ndarray, count: int, size: int) -> np.ndarray | slice:
-    """What to index a vector of `size` with, from the bytes of `pack_indices`."""
+    """Return the index into a vector of `size`, from the bytes of `pack_indices`."""
     form = _form(count, size)
     if form == "all":
         return slice(0, size)

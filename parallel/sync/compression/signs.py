@@ -23,7 +23,7 @@ class TwoLevels(Compressor):
     numbers = 2  # told of each tensor
 
     def levels(self, p: np.ndarray, count: int) -> tuple[float, ...]:
-        """What to tell of a tensor with `count` elements p >= 0."""
+        """Return the numbers to send for a tensor with `count` elements p >= 0."""
         raise TypeError(f"{type(self).__name__} does not define levels")
 
     def bounds(self, told: np.ndarray) -> tuple[float, float]:

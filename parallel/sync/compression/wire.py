@@ -1,4 +1,4 @@
-"""What compressed gradients need of a communicator, with the bytes on the wire counted (traffic.py)."""
+"""Messages of compressed gradients on a communicator, with the bytes on the wire counted (traffic.py)."""
 
 from __future__ import annotations
 
