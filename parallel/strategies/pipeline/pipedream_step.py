@@ -126,14 +126,9 @@ class PipeDreamStep(Step):
         """Go on in the row as far as mini-batches are there; or until nothing is in flight."""
         while self.due(to_the_end):
             action = self.now
-            if action.kind == "REDUCE_GRAD":
-                yield Round(self.receives_ahead(), (), ())
-                self.sum_gradients(action)
-            else:
-                receives = chain(self.receives_ahead(), self.receives_until(action))
-                yield Round(receives, (), [self.work(action)])
-                yield Round((), self.sends(action), ())
-                self.end(action)
+            yield Round(chain(self.receives_ahead(), self.receives_until(action)), (), self.work(action))
+            yield Round((), self.sends(action), ())
+            self.end(action)
             self.now = next(self.row)
 
     def due(self, to_the_end: bool) -> bool:
@@ -153,15 +148,18 @@ class PipeDreamStep(Step):
         return (self.warm_up + self.updates + 1) * self.count <= self.given
 
     def end(self, action: Action) -> None:
-        """Do what follows an action: the last stage sends its loss, a stage on one rank updates."""
-        b = action.micro_batch
-        if action.kind == "F" and self.last:
+        """Do what follows an action: send a loss that is complete, sum over replicas, update."""
+        kind, b = action.kind, action.micro_batch
+        if kind == "REDUCE_GRAD":
+            self.sum_gradients(action)
+        elif kind == "B" and self.count == 1:
+            self.update()
+        elif kind == "F" and self.last:
             step, following = self.batches[b].step, b + self.count
             if following >= self.given or self.batches[following].step > step:
                 self.send_loss(step)
-        elif action.kind == "B" and self.count == 1:
-            self.update()
-        self.done[action.kind] = b + self.count
+        if kind in self.done:
+            self.done[kind] = b + self.count
 
     def loss_of(self, step: int) -> float:
         """Return the loss of a step, the same on all ranks."""
@@ -326,12 +324,13 @@ class PipeDreamStep(Step):
         memory = np.empty((len(batch.x), *shape), self.stage.network.dtype)
         return Message(placement.at(self.sources[kind], b), memory, Place(INPUT[kind], stage, b), batch.step)
 
-    def work(self, action: Action) -> Work:
-        """Return an action, with what it reads and writes."""
+    def work(self, action: Action) -> Iterator[Work]:
+        """Return a computation, with what it reads and writes."""
         stage, kind, b = action
-        reads = (Place(INPUT[kind], stage, b),) if kind in self.sources else ()
-        writes = (Place(OUTPUT[kind], stage, b),) if kind in self.targets else ()
-        return Work(action, reads, writes, kind == "B")
+        if kind in self.done:
+            reads = (Place(INPUT[kind], stage, b),) if kind in self.sources else ()
+            writes = (Place(OUTPUT[kind], stage, b),) if kind in self.targets else ()
+            yield Work(action, reads, writes, kind == "B")
 
     def sends(self, action: Action) -> Iterator[Message]:
         """Return the send of what an action has written."""
