@@ -28,7 +28,9 @@ def kinds(part: type) -> list[str]:
     """Names of a part's kinds in parallel/, by what they are made of."""
     for module in pkgutil.walk_packages(strategies.__path__, f"{strategies.__name__}."):
         importlib.import_module(module.name)  # and with it the parts that it chooses from
-    found = [part, *(kind for each in part.__subclasses__() for kind in [each, *each.__subclasses__()])]
+    found = [part]
+    for kind in found:
+        found += kind.__subclasses__()
     return sorted({kind.__name__ for kind in found}, key=lambda name: (name != part.__name__, name))
 
 
@@ -59,7 +61,7 @@ def trainer_parts():
     for i, (name, color, does, found) in enumerate(
         (
             (
-                "pass",
+                "forward_backward",
                 "#dcecf9",
                 f"what this rank computes\n{asked(ForwardBackward, 'divide', 'take', 'compute')}",
                 kinds(ForwardBackward),
