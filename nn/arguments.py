@@ -50,9 +50,9 @@ class ClosedType(type):
     """The type of `Closed`: it marks an object when its constructor has returned."""
 
     def __call__(cls, *values, **options):
-        made = super().__call__(*values, **options)
-        vars(made)["_closed"] = True
-        return made
+        new = super().__call__(*values, **options)
+        vars(new)["_closed"] = True
+        return new
 
     @property
     def __signature__(cls) -> inspect.Signature:

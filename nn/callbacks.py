@@ -1,4 +1,4 @@
-"""What `fit` calls while it trains, for its `callbacks=`; one's own is a subclass of Callback."""
+"""Callbacks for the argument `callbacks` of `fit`; write one of your own as a subclass of Callback."""
 
 from functools import partial
 

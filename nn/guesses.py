@@ -68,9 +68,9 @@ def refuse_name(module: str, name: str) -> Never:
     hint = ""
     if not name.startswith("_"):
         own = [key for key in vars(sys.modules[module]) if not key.startswith("_")]
-        places = {key.lower(): f"{module}.{key}" for key in own}
-        places |= {key.lower(): f"nn.{key}" for key in getattr(sys.modules["nn"], "__all__", ())}
-        near = difflib.get_close_matches(name.lower(), places, n=1, cutoff=0.75)
-        meant = INSTEAD.get(name) or (near and f"did you mean {places[near[0]]}?")
+        full_names = {key.lower(): f"{module}.{key}" for key in own}
+        full_names |= {key.lower(): f"nn.{key}" for key in getattr(sys.modules["nn"], "__all__", ())}
+        near = difflib.get_close_matches(name.lower(), full_names, n=1, cutoff=0.75)
+        meant = INSTEAD.get(name) or (near and f"did you mean {full_names[near[0]]}?")
         hint = f": {meant or f'dir({module}) lists what there is'}"
     raise AttributeError(f"{module} has no {name!r}{hint}", name=name)

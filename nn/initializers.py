@@ -48,7 +48,7 @@ def truncated_normal(std: float = 0.02, bound: float = 2.0) -> Initializer:
 
 @dataclass(frozen=True)
 class Normal:
-    """What `normal` and `truncated_normal` return: an object, because closures cannot be pickled or compared."""
+    """Initializer that `normal` and `truncated_normal` return: closures could not be pickled or compared."""
 
     std: float
     bound: float = math.inf

@@ -105,9 +105,9 @@ class MSELoss(Loss):
         gz = _difference(z, target, ctx.empty(z.shape, z.dtype))
         flat = gz.reshape(-1)
         value = _checked(float(flat @ flat), target)
-        entries = total_weight * z.shape[-1]
-        gz *= 2 / entries
-        return value / entries, gz
+        outputs = total_weight * z.shape[-1]
+        gz *= 2 / outputs
+        return value / outputs, gz
 
 
 @register("loss", "mae")
@@ -120,9 +120,9 @@ class MAELoss(Loss):
         gz = _difference(z, target, ctx.empty(z.shape, z.dtype))
         value = _checked(float(np.abs(gz, out=ctx.workspace("loss", z.shape, z.dtype)).sum()), target)
         np.sign(gz, out=gz)
-        entries = total_weight * z.shape[-1]
-        gz *= 1 / entries
-        return value / entries, gz
+        outputs = total_weight * z.shape[-1]
+        gz *= 1 / outputs
+        return value / outputs, gz
 
 
 @register("loss", "huber")
@@ -144,9 +144,9 @@ class HuberLoss(Loss):
         gz = np.clip(d, -self.delta, self.delta, out=ctx.empty(z.shape, z.dtype))
         flat = gz.reshape(-1)
         value = _checked(float(flat @ d.reshape(-1)) - 0.5 * float(flat @ flat), target)
-        entries = total_weight * z.shape[-1]
-        gz *= 1 / entries
-        return value / entries, gz
+        outputs = total_weight * z.shape[-1]
+        gz *= 1 / outputs
+        return value / outputs, gz
 
 
 @register("loss", "bce")
@@ -178,9 +178,9 @@ class BCEWithLogitsLoss(Loss):
         gz *= 0.5
         gz += 0.5
         gz -= target
-        entries = total_weight * z.shape[-1]
-        gz *= 1 / entries
-        return value / entries, gz
+        outputs = total_weight * z.shape[-1]
+        gz *= 1 / outputs
+        return value / outputs, gz
 
 
 def _class_weights(what: str, value) -> np.ndarray:
@@ -267,14 +267,14 @@ class NLLLoss(Loss):
         return target.reshape(-1)
 
     def row_weights(self, labels: np.ndarray, dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(labels with ignored rows at class 0, 1 or 0 for rows kept or ignored, that times the class weight)."""
-        kept = np.ones(len(labels), dtype)
+        """Return (labels, with class 0 for ignored rows; 1 for rows that count, else 0; that times class weight)."""
+        counted = np.ones(len(labels), dtype)
         if self.ignore_index is not None:
-            kept[labels == self.ignore_index] = 0
+            counted[labels == self.ignore_index] = 0
             labels = np.where(labels == self.ignore_index, 0, labels)
         if self.class_weights is None:
-            return labels, kept, kept
-        return labels, kept, kept * self.class_weights[labels].astype(dtype)
+            return labels, counted, counted
+        return labels, counted, counted * self.class_weights[labels].astype(dtype)
 
 
 @register("loss", "cross-entropy")
@@ -330,19 +330,19 @@ class CrossEntropyLoss(NLLLoss):
         spread = np.full(classes, smoothing / classes, prob.dtype)  # e/V w: what every row has
         if self.class_weights is not None:
             spread *= self.class_weights
-        labels, kept, own = self.row_weights(labels, prob.dtype)
+        labels, counted, own = self.row_weights(labels, prob.dtype)
         own = own * (1 - smoothing)  # (1-e) w[target]: what it has more at its target
         flat, at = prob.reshape(-1), _positions(labels, classes)
-        value = -_weighted_sum(own, flat[at]) - (_weighted_sum(kept, prob @ spread) if smoothing else 0.0)
+        value = -_weighted_sum(own, flat[at]) - (_weighted_sum(counted, prob @ spread) if smoothing else 0.0)
         np.exp(prob, out=prob)
         norm = np.add.reduce(prob, axis=1)
-        weight = own + kept * spread.sum()  # |q|
+        weight = own + counted * spread.sum()  # |q|
         value += float(weight @ np.log(norm))
         norm *= total_weight
         prob *= (weight / norm)[:, None]
         if smoothing:
             prob -= spread / total_weight
-            prob[kept == 0] = 0
+            prob[counted == 0] = 0
         flat[at] -= own / total_weight
         return value
 

@@ -31,7 +31,7 @@ class Metric(Closed):
     Parameters
     ----------
     function : callable
-        Outputs z (N, ..., D) and targets y -> array of any shape: its entries are what the mean is of. Rows that the
+        Outputs z (N, ..., D) and targets y -> array of any shape: the mean is over its elements. Rows that the
         loss ignores are left out; then z is (rows, D) and y (rows,).
     mode : {"min", "max"}
         Whether smaller or larger is better.
@@ -161,7 +161,7 @@ class Perplexity(Metric):
 
 def _right(z: np.ndarray, y: np.ndarray) -> np.ndarray:
     _check_classes("accuracy", z, y)
-    best = z.argmax(axis=-1)  # of a row with NaN, the place of that
+    best = z.argmax(axis=-1)  # of a row with NaN, the index of that
     right = best == y
     if np.isnan(z).any():
         right &= ~np.isnan(z).any(axis=-1)
@@ -241,11 +241,11 @@ def direction(name: str, mode: str | None = None, metrics: Iterable[Metric] = ()
         check_mode(f"metric {name!r}", mode)
         return mode
     plain = name.removeprefix("validation_")
-    known = {metric.name: metric.mode for metric in metrics}
-    found = known.get(plain) or WORDS.get(plain.rpartition("_")[2])
-    if found is None:
+    modes = {metric.name: metric.mode for metric in metrics}
+    known = modes.get(plain) or WORDS.get(plain.rpartition("_")[2])
+    if known is None:
         raise ValueError(f"metric {name!r}: is smaller or larger better? Say mode='min' or mode='max'")
-    return found
+    return known
 
 
 Measure = Metric | str | Callable[[np.ndarray, np.ndarray], np.ndarray]

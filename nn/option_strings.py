@@ -42,19 +42,19 @@ def convert(name: str, parts: list[str], kinds: Mapping[str, type], positional: 
     ValueError
         An unknown key, a key that is given twice, or a value that is not of its kind.
     """
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for i, part in enumerate(filter(None, parts)):
         key, equals, value = part.partition("=")
-        if not equals and positional and i < len(kinds) and len(found) == i:
+        if not equals and positional and i < len(kinds) and len(values) == i:
             key, value = list(kinds)[i], part
-        if key not in kinds or not value or key in found:
+        if key not in kinds or not value or key in values:
             known = ", ".join(f"{key}={'TEXT' if kind is str else 'NUMBER'}" for key, kind in kinds.items())
             raise ValueError(f"what is {part!r}? {name} takes {known or 'nothing'}")
         try:
-            found[key] = _value(value, kinds[key])
+            values[key] = _value(value, kinds[key])
         except (ValueError, KeyError) as error:
             raise ValueError(f"{key} must be {WORDS[kinds[key]]}, given {value!r}") from error
-    return found
+    return values
 
 
 def _value(text: str, kind: type):

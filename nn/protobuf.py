@@ -17,11 +17,11 @@ VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5
 def varint(number: int) -> bytes:
     """A whole number; a negative one as 64 bits of its two's complement."""
     number &= (1 << 64) - 1
-    found = bytearray()
+    encoded = bytearray()
     while number > 127:
-        found.append(number & 127 | 128)
+        encoded.append(number & 127 | 128)
         number >>= 7
-    return bytes([*found, number])
+    return bytes([*encoded, number])
 
 
 def field(number: int, value: int | float | str | bytes) -> bytes:
@@ -41,8 +41,8 @@ def double(number: int, value: float) -> bytes:
 
 def message(*fields: tuple[int, int | float | str | bytes | Iterable]) -> bytes:
     """Fields by number; of several values, one field each."""
-    parts = []
+    encoded = []
     for number, value in fields:
-        many = value if isinstance(value, list | tuple) else [value]
-        parts += [field(number, one) for one in many]
-    return b"".join(parts)
+        values = value if isinstance(value, list | tuple) else [value]
+        encoded += [field(number, value) for value in values]
+    return b"".join(encoded)

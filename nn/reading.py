@@ -47,7 +47,7 @@ def open_file(path: str | os.PathLike, limit: int | None = None) -> BinaryIO:
     _check(os.stat(path), path, limit)  # before it is opened: that alone may do something to a device
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
-        _check(os.fstat(handle), path, limit)  # another one may have taken its place
+        _check(os.fstat(handle), path, limit)  # another file may have replaced it
         return os.fdopen(handle, "rb")
     except BaseException:
         os.close(handle)
@@ -64,7 +64,7 @@ def _check(status: os.stat_result, path: str | os.PathLike, limit: int | None) -
 
 
 def special(mode: int) -> str:
-    """What is neither a regular file nor a directory, in words; empty for these two."""
+    """Return the kind of a file that is neither regular nor a directory, in words; '' for these two."""
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return ""
     return next((name for is_kind, name in KINDS if is_kind(mode)), "something else")
@@ -118,12 +118,12 @@ def read_text(path: str | os.PathLike, limit: int, encoding: str = "utf-8", erro
 
 
 def read_json(path: str | os.PathLike, limit: int = TABLE) -> Any:
-    """What a file of JSON says; raises as `open_file`, and ValueError as `parse_json`."""
+    """Return the value in a file of JSON; raise as `open_file`, and ValueError as `parse_json`."""
     return parse_json(read_text(path, limit))
 
 
 def parse_json(text: str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """What a text of JSON says; of an object what `pairs` makes of its names and values, in place of a dict.
+    """Return the value of a text of JSON; `pairs` makes the value of an object of its pairs, instead of a dict.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What has a name, by kind: how files, option strings and messages call layers, losses, optimizers and the like.
+"""The registry: names, by kind, of layers, losses, optimizers and the like in files, option strings and messages.
 
     @register("loss", "huber")
     class HuberLoss(Loss): ...
@@ -36,7 +36,7 @@ def register(kind: str, name: Hashable = "") -> Callable[[Entry], Entry]:
     Raises
     ------
     ValueError
-        If another one has the name. The same class again, as in a notebook's cell that is run again, takes its place.
+        If another one has the name. The same class again, as in a notebook's cell that is run again, replaces it.
     """
 
     def put(entry: Entry) -> Entry:

@@ -197,7 +197,8 @@ def estimates(options) -> int:
 
 def layers_of(job) -> str:
     """Return a table of the layers, as they were measured or read."""
-    from parallel.planning.tables import columns, nbytes, seconds
+    from nn.tables import text_table
+    from parallel.planning.tables import nbytes, seconds
 
     heads = ["layer", "forward", "input gradient", "weight gradient", "output", "parameters"]
     lines = [
@@ -205,7 +206,7 @@ def layers_of(job) -> str:
         + [nbytes(layer.output), nbytes(layer.parameters)]
         for layer in job.layers
     ]
-    return columns(heads, lines)
+    return text_table([heads, *lines])
 
 
 def plan(options, job, network, name: str, limit: float) -> int:

@@ -18,7 +18,9 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leav
 from entry_point import module, run
 from job_options import MOST, arguments, shape
 
-nn, workload, models, registry = map(module, ("nn", "nn.analysis.workload", "nn.models", "nn.registry"))
+nn, workload, models, registry, tables = map(
+    module, ("nn", "nn.analysis.workload", "nn.models", "nn.registry", "nn.tables")
+)
 # Model, what builds it, and the published row: conv weights and MACs, fc weights and MACs, total weights and MACs.
 PUBLISHED = {
     "LeNet-5": ("lenet5-1998", (28, 28, 1), 10, ("2.6k", "283k", "58k", "58k", "60k", "341k")),
@@ -95,7 +97,7 @@ def comparison() -> str:
         lines.append(("", "published", *marks, ""))
         if "*" in "".join(marks):
             differing.append(textwrap.fill(f"* {name}: {NOTES[name]}", 118, subsequent_indent="  "))
-    return "\n".join([*workload.table(heads, lines), "", *differing])
+    return "\n".join([tables.text_table([heads, *lines], left=(0, 1, len(heads) - 1), rules=(1,)), "", *differing])
 
 
 def connections_1998() -> dict[str, int]:

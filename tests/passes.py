@@ -102,7 +102,7 @@ def check_micro_batches(layer, x, setup=None):
     cuts = [slice(0, 1), slice(1, 3), slice(3, len(x))]
     saved = {}
     for i, cut in enumerate(cuts):
-        ctx.micro_batch.sample = cut.start
+        ctx.micro_batch.start = cut.start
         y, saved[i] = network.forward(p, x[cut], ctx)
         np.testing.assert_allclose(y, whole.y[cut], rtol=1e-10, atol=1e-12)
         del y

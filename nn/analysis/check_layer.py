@@ -164,7 +164,7 @@ class _Case:
         return gradcheck(self.layer, x, seed=seed, directions=2, setup=self.setup)
 
     def check_strides(self) -> None:
-        """Samples whose entries do not lie side by side give the same."""
+        """Samples that are not contiguous give the same."""
         strided = np.repeat(self.x, 2, axis=-1)[..., ::2] if self.x.ndim > 1 else np.repeat(self.x, 2)[::2]
         self.compare(
             self.compute(self.network, self.w, self.x),
@@ -180,29 +180,29 @@ class _Case:
         y, gx, g = self.compute(network, self.w.astype(np.float32), x)
         self.compare(self.compute(self.network, self.w, self.x), (y, gx, g), np.float32, "in float32")
 
-    def compare(self, expected, found, dtype, what: str) -> None:
+    def compare(self, expected, actual, dtype, what: str) -> None:
         """Refuse outputs and gradients that differ."""
-        for name, a, b in zip(("the output", "dLoss/dx", "the gradient of parameters"), expected, found, strict=True):
+        for name, a, b in zip(("the output", "dLoss/dx", "the gradient of parameters"), expected, actual, strict=True):
             if isinstance(a, np.ndarray) and not _near(a, b, NEAR[dtype]):
                 self.fail(f"{name} {what} is not what it was")
 
     def check_micro_batches(self) -> None:
-        """Parts of a batch, in flight together, give what the whole batch gives."""
+        """Micro-batches, in flight together, give what the whole batch gives."""
         for training in (False, True):
             ctx, p = self.context(self.network, training), self.network.layout.views(self.w)
             buffers = [(array, array.copy()) for array in buffers_of(ctx)]
             y = self.network.forward(p, self.x, ctx)[0].copy()
-            parts, batch = [slice(0, 2), slice(2, SAMPLES)], ctx.micro_batch
-            batches = [replace(batch, sample=batch.sample + part.start) for part in parts]
-            pieces = []
-            for part, one in zip(parts, batches, strict=True):
+            slices, batch = [slice(0, 2), slice(2, SAMPLES)], ctx.micro_batch
+            batches = [replace(batch, start=batch.start + rows.start) for rows in slices]
+            passes = []
+            for rows, micro_batch in zip(slices, batches, strict=True):
                 for array, value in buffers:
                     array[...] = value
-                out, saved = self.network.forward(p, self.x[part], ctx, one)
-                pieces.append((out.copy(), saved))
-            alike = all(_near(y[part], out, NEAR[np.float64]) for part, (out, _) in zip(parts, pieces, strict=True))
+                out, saved = self.network.forward(p, self.x[rows], ctx, micro_batch)
+                passes.append((out.copy(), saved))
+            alike = all(_near(y[rows], out, NEAR[np.float64]) for rows, (out, _) in zip(slices, passes, strict=True))
             if alike and training:
-                self.check_sums(ctx, p, y, parts, batches, pieces)
+                self.check_sums(ctx, p, y, slices, batches, [saved for _, saved in passes])
             elif not alike and (not training or not _has_buffers(self.network)):
                 self.fail(
                     f"in {'training' if training else 'evaluation'} the output of a sample depends on the others in "
@@ -210,15 +210,15 @@ class _Case:
                     "running ones for evaluation (Spec(buffer=True)); random numbers must come from ctx.random"
                 )
 
-    def check_sums(self, ctx, p, y, parts, batches, pieces) -> None:
-        """Gradients of parts, the last one's first, add up to those of the whole."""
+    def check_sums(self, ctx, p, y, slices, batches, saved) -> None:
+        """Gradients of micro-batches, the last one's first, add up to those of the batch."""
         _, gx, g = self.compute(self.network, self.w, self.x, y)
         total = self.network.layout.zeros(np.float64)
         for i in (1, 0):
             batches[i].accumulate = i == 0
             views = self.network.layout.views(total)
-            part = self.network.backward(p, views, y[parts[i]].copy(), pieces[i][1], ctx, batches[i])
-            if gx is not None and not _near(gx[parts[i]], part, NEAR[np.float64]):
+            gx_rows = self.network.backward(p, views, y[slices[i]].copy(), saved[i], ctx, batches[i])
+            if gx is not None and not _near(gx[slices[i]], gx_rows, NEAR[np.float64]):
                 self.fail("dLoss/dx of a micro-batch is not that of its samples in the whole batch")
         if not _near(g, total, NEAR[np.float64]):
             self.fail("gradients of micro-batches do not add up to those of the batch: sum over samples, not the mean")
@@ -243,9 +243,8 @@ class _Case:
 
         def work(i: int) -> None:
             for _ in range(5):
-                found = self.compute(self.network, self.w, inputs[i])
-                same = zip(expected[i], found, strict=True)
-                wrong.extend([i] * any(isinstance(a, np.ndarray) and not np.array_equal(a, b) for a, b in same))
+                pairs = zip(expected[i], self.compute(self.network, self.w, inputs[i]), strict=True)
+                wrong.extend([i] * any(isinstance(a, np.ndarray) and not np.array_equal(a, b) for a, b in pairs))
 
         threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
         for thread in threads:
@@ -282,7 +281,7 @@ class _Case:
         """Saved and loaded, it computes the same: its arguments are attributes."""
         layers = registered("layer")
         known = dict(layers)
-        for kind in {type(each) for each in all_layers(self.layer)}:
+        for kind in set(map(type, all_layers(self.layer))):
             layers.setdefault(kind.__name__, kind)
         try:
             with tempfile.TemporaryDirectory() as folder:
@@ -296,7 +295,7 @@ class _Case:
 
     def check_onnx(self) -> None:
         """Where forms in ONNX are known, for layers inside too, a file can be written."""
-        if not all(type(each) in registered("onnx") for each in all_layers(self.layer)):
+        if not all(type(layer) in registered("onnx") for layer in all_layers(self.layer)):
             return
         network = Network(self.layer, self.in_shape, np.float32)
         with tempfile.TemporaryDirectory() as folder:

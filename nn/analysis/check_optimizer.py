@@ -80,8 +80,8 @@ class _Case:
         self.start = self.layout.zeros(np.float64)
         self.layout.initialize(self.start, seed)
         self.inside = np.zeros(self.layout.size, bool)
-        for place in self.layout.slices.values():
-            self.inside[place] = True
+        for array in self.layout.slices.values():
+            self.inside[array] = True
         self.gradients = [np.where(self.inside, rng.standard_normal(self.layout.size), 0) for _ in range(STEPS)]
 
     def fail(self, sentence: str) -> None:
@@ -103,14 +103,14 @@ class _Case:
             self.fail(f"slots must be a tuple of names, given {names!r:.80}")
         w = self.start.copy()
         slots = self.slots(self.layout.size, np.float64)
-        given = dict(slots)
+        before = dict(slots)
         try:
             self.optimizer.update(w, self.gradients[0].copy(), slots, 0, self.region)
         except KeyError as error:
-            if error.args and error.args[0] not in given:
+            if error.args and error.args[0] not in before:
                 self.fail(f"apply() asks for slot {error}, which the class does not declare: slots = ({error},)")
             raise
-        for name, slot in given.items():
+        for name, slot in before.items():
             if slots.get(name) is not slot:
                 self.fail(
                     f"slot {name!r} is replaced: write into it, as slots[{name!r}] *= 0.9, or slots[{name!r}][:] = ..."
@@ -132,7 +132,7 @@ class _Case:
             )
 
     def check_slots(self) -> None:
-        """What is declared is written to."""
+        """Slots that are declared are written to."""
         for name, slot in self.train(self.optimizer)[1].items():
             if not slot.any():
                 self.fail(
@@ -145,7 +145,9 @@ class _Case:
             w, slots = self.train(self.optimizer, dtype)
             for name, buffer in {"the parameters": w, **slots}.items():
                 if buffer[~self.inside].any():
-                    self.fail(f"padding of {name} is no longer zero: entries with gradient and parameter 0 must stay 0")
+                    self.fail(
+                        f"padding of {name} is no longer zero: elements with gradient and parameter 0 must stay 0"
+                    )
         single, double = self.train(self.optimizer, np.float32)[0], self.train(self.optimizer)[0]
         if not np.allclose(single, double, 1e-3, 1e-4):
             self.fail("in float32 it computes something else than in float64")
@@ -192,8 +194,8 @@ class _Case:
             not np.allclose(slots[name], slot, NEAR, NEAR) for name, slot in expected_slots.items()
         ):
             self.fail(
-                "updates of slices, as ZeRO makes them, are not those of the whole: entries must not depend on their "
-                "place in w, and norms are summed by sum_over_slices"
+                "updates of slices, as ZeRO makes them, are not those of the whole: an update must not depend on the "
+                "index of an element in w, and norms are summed by sum_over_slices"
             )
 
     def update_slices(self, regions: list[Region], w, g, slots, step: int) -> None:

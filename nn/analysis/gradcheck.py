@@ -9,7 +9,7 @@ after it: a backward that always adds, always writes or leaves something out is 
 something else in two halves, input gradients first: both must give the same bits.
 
 A loss is checked alike, `gradcheck(loss, z, target=y)`: the arrays that it gets for its gradient hold noise, so that
-one that adds to them, or leaves entries out, is caught; and a batch cut into two, each divided by the total of the
+one that adds to them, or leaves elements out, is caught; and a batch cut into two, each divided by the total of the
 whole, must add up to the whole.
 """
 
@@ -68,7 +68,7 @@ def gradcheck(
     AssertionError
         If forward or backward overwrites what it is given, or returns memory that is not its own to give away; if
         backward in two halves, or after a forward of other samples, is not backward; if a loss overwrites what it is
-        given, is not the sum of its parts, or leaves some of its gradient unwritten.
+        given, is not the sum over micro-batches, or leaves some of its gradient unwritten.
     TypeError, ShapeError
         If this is neither a layer nor a loss with its target, or x is no array of float64 or ids; if forward or
         backward does not return what a layer returns (nn/core/layer.py).
@@ -76,10 +76,8 @@ def gradcheck(
         If x is empty, there are no directions, or eps is no step: nothing would be compared.
     """
     if not isinstance(x, np.ndarray) or (x.dtype != np.float64 and x.dtype.kind not in "iu"):
-        given = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
-        raise TypeError(
-            f"gradcheck: x must be an array of float64, or of ids, given {given}: np.asarray(x, np.float64)"
-        )
+        kind = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
+        raise TypeError(f"gradcheck: x must be an array of float64, or of ids, given {kind}: np.asarray(x, np.float64)")
     if not eps > 0:
         raise ValueError(f"gradcheck: eps must be above 0, a step in each direction, given {eps}")
     if not x.size or directions < 1:
@@ -145,7 +143,7 @@ class _Case:
             setup(self.ctx)
             self.moves_x = self.ctx.network_context.input_gradient
         self.p = self.network.layout.views(self.w)
-        self.given = x.copy()
+        self.x_before = x.copy()
 
     def check(self, eps: float, directions: int) -> float:
         """The largest relative difference, as of `gradcheck`."""
@@ -159,18 +157,18 @@ class _Case:
         if not self.around:
             self.look()
         self.upstream, self.noise = self.rng.standard_normal(y.shape), self.rng.standard_normal(len(self.w))
-        found = [self.gradients(accumulate) for accumulate in (False, True)]
-        _compare(self.layer, self.network, found[0], self.gradients(accumulate=False, halves=True))
-        self.in_flight(found[0])
+        gradients = [self.gradients(accumulate) for accumulate in (False, True)]
+        _compare(self.layer, self.network, gradients[0], self.gradients(accumulate=False, halves=True))
+        self.in_flight(gradients[0])
         worst = 0.0
         for _ in range(directions):
-            worst = max(worst, self.difference(found, eps))
+            worst = max(worst, self.difference(gradients, eps))
         return worst
 
     def forward(self, x: np.ndarray) -> tuple[np.ndarray, object]:
         """One forward pass, which must leave x alone."""
         result = self.network.forward(self.p, x, self.ctx)
-        if x is self.x and not np.array_equal(x, self.given, equal_nan=x.dtype.kind == "f"):
+        if x is self.x and not np.array_equal(x, self.x_before, equal_nan=x.dtype.kind == "f"):
             raise AssertionError(f"{self.layer!r}: forward overwrote its input")
         return result
 
@@ -186,10 +184,10 @@ class _Case:
             self.refuse(y, memory, layer.output, "input", f"in {mode}, the output", "output")
         gy, g = self.rng.standard_normal(y.shape), self.network.layout.views(np.zeros_like(self.w))
         del y
-        parts = list(arrays_in(saved))  # backward may let go of some
+        saved_arrays = list(arrays_in(saved))  # backward may let go of some
         gx = self.network.backward(self.p, g, gy, saved, self.ctx)
         if isinstance(gx, np.ndarray) and self.moves_x:
-            memory = {"a parameter": self.w, "what forward saved": parts, "gy": gy}
+            memory = {"a parameter": self.w, "what forward saved": saved_arrays, "gy": gy}
             self.refuse(gx, memory, layer.gradient, "gy", "dLoss/dx", "gradient")
 
     def refuse(self, array: np.ndarray, memory: dict, kind: str, passed: str, what: str, declared: str) -> None:
@@ -214,7 +212,7 @@ class _Case:
         gx = gx.copy() if isinstance(gx, np.ndarray) else gx
         if halves:
             network.backward_weights(ctx)
-        for what, array, before in (("its input", self.x, self.given), ("gy", gy, self.upstream)):
+        for what, array, before in (("its input", self.x, self.x_before), ("gy", gy, self.upstream)):
             if not np.array_equal(array, before, equal_nan=array.dtype.kind == "f"):
                 raise AssertionError(f"{self.layer!r}: backward overwrote {what}, which others may need")
         ctx.micro_batch.accumulate = False
@@ -239,7 +237,7 @@ class _Case:
                 "of its own forward must be in `saved`"
             )
 
-    def difference(self, found: list[tuple[np.ndarray, np.ndarray | None]], eps: float) -> float:
+    def difference(self, gradients: list[tuple[np.ndarray, np.ndarray | None]], eps: float) -> float:
         """The relative difference along one random direction, of gradients that were written, and added."""
         d = np.zeros_like(self.w)
         for _, array in self.network.layout.items(d):
@@ -255,7 +253,7 @@ class _Case:
 
         numerical = (loss(eps) - loss(-eps)) / (2 * eps)
         worst = 0.0
-        for g, gx in found:
+        for g, gx in gradients:
             analytic = float(g @ d) + (float((gx * dx).sum()) if self.moves_x else 0.0)
             worst = max(worst, _difference(numerical, analytic))
         return worst
@@ -269,7 +267,7 @@ def _shares(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 class _Noise(MemoryPool):
-    """Memory that hands out what others have left: noise, in place of zeros that hide a mistake."""
+    """Memory whose arrays hold noise, as after other users: zeros would hide a mistake."""
 
     def __init__(self, rng: np.random.Generator):
         super().__init__()
@@ -289,14 +287,14 @@ def _filled(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _of_loss(loss: Loss, z: np.ndarray, target: np.ndarray, seed: int, eps: float, directions: int) -> float:
-    """As `gradcheck`, of a loss."""
+    """Check the gradient of a loss: see `gradcheck`."""
     rng = np.random.default_rng(seed)
     ctx = LayerContext(NetworkContext(_Noise(rng), seed), loss, "loss", (), None, 0)
     total = 1.7 * len(z)  # not that of these samples: the caller says
-    given = z.copy(), target.copy()
+    before = z.copy(), target.copy()
     value, gz = loss(z, target, total, ctx)
-    if not np.array_equal(z, given[0]) or not np.array_equal(target, given[1]):
-        raise AssertionError(f"{loss!r}: it overwrote its {'targets' if np.array_equal(z, given[0]) else 'input'}")
+    if not np.array_equal(z, before[0]) or not np.array_equal(target, before[1]):
+        raise AssertionError(f"{loss!r}: it overwrote its {'targets' if np.array_equal(z, before[0]) else 'input'}")
     if gz.shape != z.shape or gz.dtype != z.dtype or np.shares_memory(gz, z):
         raise AssertionError(f"{loss!r}: the gradient must be a new {z.dtype}{z.shape}, given {gz.dtype}{gz.shape}")
     again, gz_again = loss(z, target, total, ctx)
@@ -305,10 +303,12 @@ def _of_loss(loss: Loss, z: np.ndarray, target: np.ndarray, seed: int, eps: floa
             f"{loss!r}: another value or gradient the second time: does it use what was in its memory?"
         )
     half = len(z) // 2
-    parts = [loss(z[rows], target[rows], total, ctx) for rows in (slice(half), slice(half, None))]
-    sums = sum(part for part, _ in parts), np.concatenate([g for _, g in parts])
+    results = [loss(z[rows], target[rows], total, ctx) for rows in (slice(half), slice(half, None))]
+    sums = sum(part for part, _ in results), np.concatenate([g for _, g in results])
     if not np.allclose(sums[0], value, NEAR, NEAR) or not np.allclose(sums[1], gz, NEAR, NEAR):
-        raise AssertionError(f"{loss!r}: of a batch in two parts, values and gradients are not those of the whole")
+        raise AssertionError(
+            f"{loss!r}: of a batch in two micro-batches, values and gradients are not those of the whole"
+        )
     worst = 0.0
     for _ in range(directions):
         d = rng.standard_normal(z.shape)

@@ -16,6 +16,7 @@ import numpy as np
 
 from nn.core.layer import Layer
 from nn.core.network import all_layers
+from nn.tables import text_table
 from nn.training.fit import evaluate
 from nn.training.trainer import NonFiniteLoss, Trainer
 
@@ -46,7 +47,7 @@ def confusion_table(matrix: np.ndarray, names: Sequence[str] | None = None) -> s
     rows = [["true \\ guess", *names, "recall"]]
     rows += [[name, *map(str, row), f"{r:.1%}"] for name, row, r in zip(names, matrix, recall, strict=True)]
     rows += [["precision", *(f"{p:.1%}" for p in precision), f"{right.sum() / max(1, matrix.sum()):.1%}"]]
-    return table(rows)
+    return text_table(rows)
 
 
 def misclassified(z: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -58,7 +59,7 @@ def misclassified(z: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Distribution:
-    """How the entries of an array are distributed.
+    """Distribution of the elements of an array.
 
     Attributes
     ----------
@@ -67,9 +68,9 @@ class Distribution:
     counts, edges : arrays
         Histogram.
     zeros : float
-        Fraction of entries that are exactly 0.
+        Fraction of elements that are exactly 0.
     dead, units : int
-        Units (entries of the last axis: features or channels) that are 0 for every sample and position, of how many.
+        Units (indices of the last axis: features or channels) that are 0 for every sample and position, of how many.
     """
 
     name: str
@@ -105,11 +106,11 @@ def activations(trainer: Trainer, x: np.ndarray, bins: int = 40) -> list[Distrib
 
     Layers that only show their input in another form, such as Flatten, are left out: they have no units of their own.
     """
-    found = []
+    outputs = []
 
     def watch(path: str, layer: Layer, y: np.ndarray) -> None:
         if not layer.children() and layer.output != "view":
-            found.append(distribution(f"{path} {layer!r}", y, bins))
+            outputs.append(distribution(f"{path} {layer!r}", y, bins))
 
     context = trainer.ctx.network_context
     outer, context.after_forward = context.after_forward, watch
@@ -117,7 +118,7 @@ def activations(trainer: Trainer, x: np.ndarray, bins: int = 40) -> list[Distrib
         trainer.predict(x, batch=max(1, len(x)))  # one pass: each layer once, over all samples
     finally:
         context.after_forward = outer
-    return found
+    return outputs
 
 
 def gradients(trainer: Trainer, x: np.ndarray, y: np.ndarray, bins: int = 40) -> list[Distribution]:
@@ -139,7 +140,7 @@ def distribution_table(rows: Iterable[Distribution]) -> str:
     for d in rows:
         numbers = [f"{v:.3g}" for v in (d.mean, d.std, d.least, d.most)]
         cells.append([d.name, *numbers, f"{d.zeros:.1%}", f"{d.dead} of {d.units}"])
-    return table(cells)
+    return text_table(cells)
 
 
 def dead_units(trainer: Trainer, x: np.ndarray) -> dict[str, tuple[int, int]]:
@@ -150,7 +151,7 @@ def dead_units(trainer: Trainer, x: np.ndarray) -> dict[str, tuple[int, int]]:
 def decision_regions(
     trainer: Trainer, low: tuple[float, float], high: tuple[float, float], points: int = 200
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Classes that a network of two inputs tells apart: (x, y, class at [y, x]) on a grid."""
+    """Return the classes that a network of two inputs predicts on a grid: (x, y, class at [y, x])."""
     if trainer.network.in_shape != (2,):
         raise ValueError(f"decision regions need a network of 2 inputs; this one takes {trainer.network.in_shape}")
     xs, ys = np.linspace(low[0], high[0], points), np.linspace(low[1], high[1], points)
@@ -209,13 +210,13 @@ def profile(
 def profile_table(rows: Sequence[LayerTime]) -> str:
     """A profile as text: milliseconds and fractions of the whole."""
     total = sum(row.forward + row.backward for row in rows)
-    cells = [["layer", "", "forward ms", "backward ms", "share"]]
+    cells = [["layer", "", "forward ms", "backward ms", "fraction"]]
     for row in rows:
-        share = (row.forward + row.backward) / max(total, 1e-12)
-        cells.append([row.path, row.layer, f"{1e3 * row.forward:.3f}", f"{1e3 * row.backward:.3f}", f"{share:.1%}"])
+        fraction = (row.forward + row.backward) / max(total, 1e-12)
+        cells.append([row.path, row.layer, f"{1e3 * row.forward:.3f}", f"{1e3 * row.backward:.3f}", f"{fraction:.1%}"])
     forward, backward = sum(row.forward for row in rows), sum(row.backward for row in rows)
     cells.append(["all", "", f"{1e3 * forward:.3f}", f"{1e3 * backward:.3f}", ""])
-    return table(cells, left=2)
+    return text_table(cells, left=(0, 1))
 
 
 @contextmanager
@@ -236,7 +237,7 @@ def calls(trainer: Trainer, around: Callable[[str, str, str, Callable], object])
     loss, optimizer = trainer.loss, trainer.optimizer
     for layer in layers:
         name = type(layer).__name__ if layer.children() else repr(layer)
-        describe = lambda args, name=name: (args[-1].path, name)  # the last argument is the layer's run
+        describe = lambda args, name=name: (args[-1].path, name)  # the last argument is the layer's context
         for kind in ("forward", "backward"):
             setattr(layer, kind, through(getattr(layer, kind), describe, kind))
     vars(trainer)["loss"] = through(loss, lambda args: ("loss", repr(loss)), "forward")
@@ -312,15 +313,3 @@ def find_learning_rate(
     settled = min(len(losses) // 2, round(1 / (1 - smoothing)))  # before, the mean is of too few steps
     falls = slopes[settled : max(settled, int(np.argmin(losses))) + 1]  # what falls later has blown up before
     return RateSearch(np.array(rates), np.array(losses), float(rates[settled + int(np.argmin(falls))]))
-
-
-def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Cells as text in columns: the first `left` columns flush left, the others flush right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(
-            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)

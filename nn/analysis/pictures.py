@@ -73,7 +73,7 @@ def samples(
 
 
 def units(weights: np.ndarray, most: int = 64, columns: int = 8, title: str = "weights"):
-    """What each unit of a first layer looks for, in its pixels: blue where it wants ink, red where it wants none.
+    """Draw the weights of a first layer's units as pixels: blue where ink raises the output, red where it lowers it.
 
     Parameters
     ----------
@@ -132,9 +132,9 @@ def regions(xs: np.ndarray, ys: np.ndarray, classes: np.ndarray, x: np.ndarray, 
     colours = {"cmap": ListedColormap([COLOURS[i % shades] for i in range(last + 1)]), "vmin": -0.5, "vmax": last + 0.5}
     ax.imshow(classes, extent=(xs[0], xs[-1], ys[0], ys[-1]), origin="lower", alpha=0.35, aspect="auto", **colours)
     for i in range(last + 1):
-        mine, look = target == i, {"color": COLOURS[i % shades], "marker": MARKERS[i % len(MARKERS)]}
-        if mine.any():
-            ax.scatter(x[mine, 0], x[mine, 1], s=16, edgecolors="white", linewidths=0.4, label=f"class {i}", **look)
+        members, look = target == i, {"color": COLOURS[i % shades], "marker": MARKERS[i % len(MARKERS)]}
+        if members.any():
+            ax.scatter(*x[members].T, s=16, edgecolors="white", linewidths=0.4, label=f"class {i}", **look)
     ax.set(xlabel="first input", ylabel="second input")
     ax.locator_params(nbins=6)
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
@@ -206,7 +206,7 @@ def expert_load(history: Sequence[dict]):
     for ax, path in zip(np.atleast_1d(axes), layers, strict=True):
         steps = [step for record in records for step in record[path]["step"]]
         load = np.array([row for record in records for row in record[path]["load"]]).T
-        dropped = [share for record in records for share in record[path]["dropped"]]
+        dropped = [fraction for record in records for fraction in record[path]["dropped"]]
         edges = np.array([0, *steps]), np.arange(len(load) + 1) - 0.5
         mesh = ax.pcolormesh(*edges, load, cmap="PuOr_r", vmin=0, vmax=2, rasterized=True)
         lost = f", {np.mean(dropped):.1%} dropped" if any(dropped) else ""

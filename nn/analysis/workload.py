@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from nn.core.layer import Layer, Shape
 from nn.core.network import Network
+from nn.tables import text_table
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one layer takes, for one sample.
+    """Cost of one layer, for one sample.
 
     Attributes
     ----------
@@ -64,17 +65,17 @@ def count(network: Network) -> list[Row]:
 
 
 def report(network: Network) -> str:
-    """The rows as a table, with the sums."""
-    rows = count(network)
+    """Return the rows as a table, with the sums."""
     heads = ("layer", "", "output", "weights", "parameters", "MACs forward", "backward", "activation bytes")
     lines = [
         (r.path, _short(r.layer), "x".join(map(str, r.out_shape)), r.weights, r.parameters, r.forward, r.backward)
         + (r.activation,)
-        for r in rows
+        for r in count(network)
     ]
     sums = [sum(line[i] for line in lines) for i in range(3, 8)]
     lines.append(("", "in all", "x".join(map(str, network.out_shape)), *sums))
-    return "\n".join([f"{network.name}: one sample of {network.in_shape}, {network.dtype}", *table(heads, lines)])
+    table = text_table([heads, *lines], left=(0, 1, 2), rules=(1,))
+    return f"{network.name}: one sample of {network.in_shape}, {network.dtype}\n{table}"
 
 
 def _first_layers(ctx) -> set[str]:
@@ -86,15 +87,3 @@ def _first_layers(ctx) -> set[str]:
 def _short(layer: Layer) -> str:
     text = repr(layer)
     return text if len(text) <= 48 else text[:45] + "..."
-
-
-def table(heads: tuple, lines: list[tuple]) -> list[str]:
-    """Columns of text to the left, of numbers to the right."""
-    cells = [tuple(f"{cell:,}" if isinstance(cell, int) else cell for cell in line) for line in lines]
-    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    right = [any(isinstance(line[i], int) for line in lines) for i in range(len(heads))]
-    text = [
-        "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)).rstrip()
-        for row in (heads, *cells)
-    ]
-    return [text[0], "-" * max(map(len, text)), *text[1:]]

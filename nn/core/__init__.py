@@ -1,4 +1,4 @@
-"""What a network is.
+"""The core: layers, their contexts and gradients, the layout of their arrays, networks.
 
 | file | holds |
 |---|---|

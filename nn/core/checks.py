@@ -1,4 +1,4 @@
-"""What is looked at in the first passes of every layer, so that a mistake in it is named at once.
+"""Checks in the first passes of every layer, so that a mistake in it is named at once.
 
 The engine trusts a layer that has computed one forward and one backward pass of a training step. What costs more than
 a glance is left to `nn.gradcheck` and `nn.check_layer`.
@@ -30,18 +30,18 @@ class Checks:
         Whether arrays have the shapes that specs say: see Network.checks_shapes.
     """
 
-    __slots__ = ("dtype", "ids", "sample", "seen", "shapes")
+    __slots__ = ("checked_modes", "dtype", "ids", "sample", "shapes")
 
     def __init__(self, dtype: np.dtype, shapes: bool):
         self.dtype, self.shapes, self.ids = dtype, shapes, False
-        self.seen: set[bool] = set()  # whether the forward passes that were looked at were for training
+        self.checked_modes: set[bool] = set()  # values of ctx.training in the forward passes that were checked
         self.sample: tuple[int, ...] = ()
 
     def forward(self, p: Any, x: np.ndarray, ctx: Any) -> tuple[np.ndarray, Any]:
         """Run the layer's forward, and look at its result."""
         layer = ctx.layer
         sample, ids = x.shape[1:], x.dtype.kind != "f"
-        if ctx.training in self.seen and self.sample == sample:
+        if ctx.training in self.checked_modes and self.sample == sample:
             return as_pair(layer.forward(p, x, ctx), ctx)
         before = x[:1].copy()
         result = as_pair(layer.forward(p, x, ctx), ctx)
@@ -64,7 +64,7 @@ class Checks:
         for what, arrays in (("y", y), ("something in saved", saved)):
             self.refuse_workspace(what, arrays, ctx)
         self.sample, self.ids = sample, ids
-        self.seen.add(ctx.training)
+        self.checked_modes.add(ctx.training)
         return result
 
     def refuse_workspace(self, what: str, value: Any, ctx: Any) -> None:
@@ -87,11 +87,11 @@ class Checks:
                 f"its parameters, which may be empty; given {_kind(result)}"
             )
         gx, gradients = result
-        if ctx.needs_input_grad and self.seen and not self.ids:
+        if ctx.needs_input_grad and self.checked_modes and not self.ids:
             wanted = (len(gy), *self.sample)
             if not isinstance(gx, np.ndarray) or gx.shape != wanted or gx.dtype != self.dtype:
-                given = f"{gx.dtype}{gx.shape}" if isinstance(gx, np.ndarray) else gx if gx is None else _kind(gx)
-                raise TypeError(f"{_name(ctx)}: backward must return dLoss/dx, {self.dtype}{wanted}, given {given}")
+                kind = f"{gx.dtype}{gx.shape}" if isinstance(gx, np.ndarray) else gx if gx is None else _kind(gx)
+                raise TypeError(f"{_name(ctx)}: backward must return dLoss/dx, {self.dtype}{wanted}, given {kind}")
         if not (ctx.may_overwrite_grad or np.array_equal(gy[:1], before, equal_nan=True)):
             raise TypeError(f"{_name(ctx)}: backward overwrote gy, which others may need: write to a new array")
         self.refuse_workspace("dLoss/dx", gx, ctx)
@@ -103,7 +103,7 @@ class Checks:
                 )
         elif self.compares(ctx):
             _check_gradients(gradients, vars(ctx.gradients), ctx)
-        if self.seen:
+        if self.checked_modes:
             ctx.unchecked = None
         return result
 
@@ -113,8 +113,8 @@ def arrays_in(value: Any) -> Iterator[np.ndarray]:
     if isinstance(value, np.ndarray):
         yield value
     elif isinstance(value, tuple | list | dict):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from arrays_in(part)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from arrays_in(item)
 
 
 def as_pair(result: Any, ctx: Any) -> tuple[np.ndarray, Any]:
@@ -143,7 +143,7 @@ def _check_gradients(gradients: dict, arrays: dict[str, np.ndarray], ctx: Any) -
             )
         shape, dtypes = _described(gradient)
         exact = shape is not None and (len(shape) == array.ndim or isinstance(gradient, np.ndarray | np.generic))
-        # of products of a matrix, for an array of more axes, the entries count, in their order
+        # a product is a matrix: for an array of more axes it has the elements, in their order
         if shape is not None and (shape != array.shape if exact else math.prod(shape) != array.size):
             raise ShapeError(f"{_name(ctx)}: the gradient of {name} must have its shape {array.shape}, given {shape}")
         if any(dtype != array.dtype for dtype in dtypes):

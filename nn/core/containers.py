@@ -53,19 +53,19 @@ class Residual(Layer):
         return specs, shapes[0]
 
     def plan(self, ctx):
-        for child in ctx.children:  # x and gy go two ways: nobody may overwrite them
+        for child in ctx.children:  # x and gy are used twice: nobody may overwrite them
             child.may_overwrite_input = child.may_overwrite_grad = False
             child.is_first = ctx.is_first
 
     def forward(self, p, x, ctx):
-        y, kept = ctx.children[0].forward(p[0], x)
-        other, kept_shortcut = ctx.children[1].forward(p[1], x) if self.shortcut else (x, None)
+        y, saved_body = ctx.children[0].forward(p[0], x)
+        other, saved_shortcut = ctx.children[1].forward(p[1], x) if self.shortcut else (x, None)
         y = np.add(y, other, y if self.body.output == "new" else ctx.empty(y.shape, y.dtype))
-        return y, [kept, kept_shortcut]
+        return y, [saved_body, saved_shortcut]
 
     def backward(self, p, gy, saved, ctx):
-        kept_shortcut = saved.pop()
-        other = ctx.children[1].backward(p[1], gy, kept_shortcut) if self.shortcut else gy
+        saved_shortcut = saved.pop()
+        other = ctx.children[1].backward(p[1], gy, saved_shortcut) if self.shortcut else gy
         gx = ctx.children[0].backward(p[0], gy, saved.pop())
         if gx is None or other is None or not ctx.needs_input_grad:
             return None, {}
@@ -121,9 +121,9 @@ class Parallel(Layer):
     def forward(self, p, x, ctx):
         outputs, saved = [], []
         for views, child in zip(p, ctx.children, strict=True):
-            y, kept = child.forward(views, x)
+            y, saved_by_child = child.forward(views, x)
             outputs.append(y)
-            saved.append(kept)
+            saved.append(saved_by_child)
         widths = [y.shape[-1] for y in outputs]
         dtype = next((y.dtype for y in outputs if y.dtype.kind == "f"), x.dtype)  # x may hold ids
         y = ctx.empty((*outputs[0].shape[:-1], sum(widths)), dtype)
@@ -232,27 +232,27 @@ class Recompute(Wrapper):
         return y, (mixed.keep(x, y) if mixed else x, replace(ctx.micro_batch, deferred=None), expected)
 
     def backward(self, p, gy, saved, ctx):
-        x, seen, expected = saved
+        x, micro_batch, expected = saved
         mixed = ctx.network_context.mixed_precision
         x = mixed.restored(x, gy.dtype) if mixed else x
-        with _as_before(ctx, seen):
-            y, kept = self.layer.forward(p, x, ctx)
+        with _as_before(ctx, micro_batch):
+            y, saved = self.layer.forward(p, x, ctx)
         if expected is not None and np.nanmax(np.abs(y - expected), initial=0) > 1e-3 * np.nanmax(np.abs(y), initial=0):
             raise RuntimeError(
                 f"layer {ctx.path} ({self!r}): computed again, forward makes something else. Random numbers must come "
                 "from ctx.random, and a layer must keep nothing from pass to pass"
             )
         del y
-        return self.layer.backward(p, gy, kept, ctx)
+        return self.layer.backward(p, gy, saved, ctx)
 
 
 @contextlib.contextmanager
-def _as_before(ctx: LayerContext, seen: MicroBatch):
+def _as_before(ctx: LayerContext, micro_batch: MicroBatch):
     """Let layers see the micro-batch as it was, without hooks, and running statistics come out as they went in."""
     context = ctx.network_context
     now = context.micro_batch, context.after_forward, context.on_routing
     state = [(array, array.copy()) for array in buffers_of(ctx)]
-    context.micro_batch, context.after_forward, context.on_routing = seen, None, None
+    context.micro_batch, context.after_forward, context.on_routing = micro_batch, None, None
     try:
         yield
     finally:

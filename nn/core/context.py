@@ -1,6 +1,6 @@
-"""What layers know of a pass, and what they ask for while they compute.
+"""Contexts: what layers know of a pass, and what they ask for while they compute.
 
-LayerContext    one for each layer: its place in the network, its statistics, what it may overwrite
+LayerContext    one for each layer: its path in the network, its statistics, what it may overwrite
 NetworkContext  one for all layers of a network: memory, seed, groups of processes, hooks
 MicroBatch      one for each set of samples in flight: which samples they are, and where their gradients go
 
@@ -39,10 +39,10 @@ class Group:
     size, rank = 1, 0
 
     def sum(self, array: np.ndarray) -> None:
-        """Sum over the members, in place."""
+        """Sum over the members, in-place."""
 
     def maximum(self, array: np.ndarray) -> None:
-        """Take the largest over the members, entry by entry, in place."""
+        """Take the largest over the members, element by element, in-place."""
 
     def gather(self, array: np.ndarray) -> np.ndarray:
         """Return the arrays of all members, in their order: (size, *array.shape)."""
@@ -71,14 +71,13 @@ class MicroBatch:
         Whether it is for training: dropout, statistics of the batch.
     step : int
         Of the optimizer.
-    sample : int
-        Index in the global batch of the first sample.
+    start : int, or list of (int, int)
+        Index in the global batch of the first sample; where samples are not contiguous there, (first index, count) of
+        each contiguous run.
     total : int
         Samples in the global batch; 0 where these are all.
-    pieces : list of (int, int), or None
-        Where the samples are not contiguous in the global batch: (first index, count) of each contiguous run.
     padding : (N, T) bool array or None
-        Places that attention ignores. An `Embedding` with padding sets it; where that is in an earlier stage of a
+        Positions that attention ignores. An `Embedding` with padding sets it; where that is in an earlier stage of a
         pipeline, it travels with the activations.
     accumulate : bool
         False: gradients are written. True: added to those of this step's other micro-batches, which are there already.
@@ -89,24 +88,27 @@ class MicroBatch:
 
     training: bool = True
     step: int = 0
-    sample: int = 0
+    start: int | list[tuple[int, int]] = 0
     total: int = 0
-    pieces: list[tuple[int, int]] | None = None
     padding: np.ndarray | None = None
     accumulate: bool = False
     deferred: list[tuple[Callable, tuple]] | None = None
 
+    def runs(self, samples: int) -> list[tuple[int, int]]:
+        """Return (first index in the global batch, count) of each contiguous run of these samples."""
+        return self.start if isinstance(self.start, list) else [(self.start, samples)]
+
     def index(self, row: int) -> int:
-        """Where a sample is in the global batch."""
-        for first, samples in self.pieces or ():
-            if row < samples:
+        """Return the index in the global batch of a sample."""
+        for first, count in self.runs(row + 1):
+            if row < count:
                 return first + row
-            row -= samples
-        return self.sample + row
+            row -= count
+        raise IndexError("the micro-batch has fewer samples")
 
 
 class NetworkContext:
-    """What all layers of one network share in their passes; set by the trainer.
+    """The context of all layers of one network in their passes; set by the trainer.
 
     Attributes
     ----------
@@ -166,7 +168,7 @@ class NetworkContext:
 
 
 class LayerContext:
-    """What one layer knows of the pass, and asks for while it computes: the argument `ctx`.
+    """The argument `ctx` of a layer: what it knows of the pass, and asks for while it computes.
 
     A layer's author needs `training`, `needs_input_grad`, `empty`, `workspace`, `random` and `group`; of a container
     also `children`, whose `forward` and `backward` run the layers inside. The rest is the engine's. Built once for each
@@ -237,7 +239,7 @@ class LayerContext:
 
     @property
     def needs_input_grad(self) -> bool:
-        """Whether backward has to return dLoss/dx; else it may return None in its place."""
+        """Whether backward has to return dLoss/dx; else it may return None instead."""
         return not self.is_first or self.network_context.input_gradient
 
     def empty(self, shape: Shape, dtype) -> np.ndarray:
@@ -329,7 +331,7 @@ class LayerContext:
             child.bind(views)
 
     def write_gradients(self, gradients: dict[str, Gradient]) -> None:
-        """Write a layer's gradients to their places, or add them; now, or when the pass catches up on them."""
+        """Write a layer's gradients to their arrays, or add them; now, or with the deferred gradients of the pass."""
         context = self.network_context
         batch, arrays = context.micro_batch, self.arrays
         if batch.deferred is not None:
@@ -402,14 +404,14 @@ class LayerContext:
         """Yield (rows of the batch, their random numbers): (rows, 4 counts) uint64, from counted streams.
 
         Random numbers are **counted**, not drawn one after the other (Salmon et al. 2011, Philox): every sample of the
-        global batch has its own place in the stream of (seed, step, layer). With count_range = (lo, hi), only counts lo
-        to hi of each sample are drawn, and the others cost nothing.
+        global batch has its own counts in the stream of (seed, step, layer). With count_range = (lo, hi), only those
+        lo to hi of each sample are drawn, and the others cost nothing.
         """
         lo, hi = count_range or (0, counts)
         batch, at = self.network_context.micro_batch, 0
         entropy = [self.network_context.seed, batch.step, *self.path.encode(), *([0, *name.encode()] if name else ())]
         key = np.random.SeedSequence(entropy).generate_state(2, np.uint64)
-        for first, count in batch.pieces or [(batch.sample, samples)]:
+        for first, count in batch.runs(samples):
             stream = np.random.Philox(key=key, counter=first * counts + lo)
             if hi - lo == counts:
                 yield slice(at, at + count), stream.random_raw(count * counts * 4).reshape(count, counts * 4)

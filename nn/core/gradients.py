@@ -21,7 +21,7 @@ dot = np.ndarray.dot  # np.dot(a, b, out) without its dispatcher, which takes 0.
 
 
 class Product:
-    """a @ b, for a matrix b and a vector or matrix a; its entries, in order, are those of the gradient."""
+    """a @ b, for a matrix b and a vector or matrix a; its elements, in order, are those of the gradient."""
 
     __slots__ = ("a", "b")
 
@@ -77,7 +77,7 @@ def write_gradient(array: np.ndarray, gradient: Gradient, accumulate: bool, pool
 
 
 def _write_other(array: np.ndarray, gradient: Gradient, accumulate: bool, pool: MemoryPool) -> None:
-    """As `write_gradient`, of what is no product."""
+    """Write a gradient that is neither a product nor a sum of rows: see `write_gradient`."""
     if isinstance(gradient, ScatterAdd):
         _scatter(array, gradient.ids, gradient.rows, accumulate, pool)
     elif isinstance(gradient, np.ndarray | np.generic):  # a sum of all is a scalar of NumPy's
@@ -101,11 +101,11 @@ def is_small(gradient: Gradient) -> bool:
 
 def zero(views) -> None:
     """Set all arrays of a tree of views to zero."""
-    for part in views if isinstance(views, tuple) else vars(views).values():
-        if isinstance(part, np.ndarray):
-            part[...] = 0
+    for item in views if isinstance(views, tuple) else vars(views).values():
+        if isinstance(item, np.ndarray):
+            item[...] = 0
         else:
-            zero(part)
+            zero(item)
 
 
 def _scatter(array: np.ndarray, ids: np.ndarray, rows: np.ndarray, accumulate: bool, pool: MemoryPool) -> None:

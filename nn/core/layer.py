@@ -105,8 +105,8 @@ class Layer(Configured):
     ids : bool
         Whether x holds integer ids; every other layer takes floats of the network's dtype.
     channelwise : bool
-        Whether each entry of the last axis of y is made of that entry of x alone, whatever their number: then a layer
-        may be given some of them.
+        Whether each channel (index of the last axis) of y is made of that channel of x alone, whatever their number:
+        then a layer may be given some of them.
     synchronized : bool
         Whether it takes statistics over a group that shares a batch, so that every member has to take part.
     """
@@ -125,15 +125,15 @@ class Layer(Configured):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes without what depends on others: a copy may be changed."""
-        kept = lambda name: name != "_fixed" and not isinstance(getattr(type(self), name, None), cached_property)
-        return {name: value for name, value in self.__dict__.items() if kept(name)}
+        is_own = lambda name: name != "_fixed" and not isinstance(getattr(type(self), name, None), cached_property)
+        return {name: value for name, value in self.__dict__.items() if is_own(name)}
 
     def fix(self) -> None:
         """Let no attribute be set from now on: a network relies on them."""
         self.__dict__["_fixed"] = True
 
     def specs(self, in_shape: Shape) -> tuple[dict[str, Spec | dict], Shape]:
-        """What the layer needs, and its output's shape in evaluation; the batch axis is left out of both shapes."""
+        """Return the arrays that the layer needs, and the shape of its output in evaluation; without the batch axis."""
         return {}, in_shape
 
     def training_shape(self, in_shape: Shape) -> Shape:
@@ -158,7 +158,7 @@ class Layer(Configured):
         """Set in the children's contexts which arrays they may overwrite: a container does; by default none."""
 
     def child_shapes(self, in_shape: Shape) -> list[Shape]:
-        """What each child takes: what the one before makes, unless a container says otherwise."""
+        """Return the shape of each child's input: the output of the child before, unless a container says otherwise."""
         shapes = [in_shape]
         for child in self.children().values():
             shapes.append(child.specs(shapes[-1])[1])
@@ -230,8 +230,8 @@ class Sequential(Layer):
     def forward(self, p, x, ctx):
         saved = []
         for views, child in zip(p, ctx.children, strict=True):
-            x, kept = child.forward(views, x)
-            saved.append(kept)
+            x, saved_by_child = child.forward(views, x)
+            saved.append(saved_by_child)
         return x, saved
 
     def backward(self, p, gy, saved, ctx):
@@ -243,7 +243,7 @@ class Sequential(Layer):
 
 
 def last_kind(kinds: Iterable[str]) -> str:
-    """What a chain of layers returns, of what each returns (`Layer.output`), the last one first."""
+    """Return the kind (`Layer.output`) of what a chain of layers returns, given that of each layer, the last first."""
     return next((kind for kind in kinds if kind != "view"), "view")
 
 
@@ -263,7 +263,7 @@ DECLARED = {"output": KINDS, "gradient": KINDS, "ids": TRUTHS, "channelwise": TR
 
 
 def check_tree(root: Layer) -> None:
-    """Refuse a layer object that stands in two places, and a layer that hides layers from the network.
+    """Refuse a layer object that a network has twice, and a layer that hides layers from the network.
 
     Raises
     ------
@@ -322,8 +322,8 @@ def _refuse_declarations(layer: Layer, path: str) -> None:
 
 
 def _holds_layers(value: Any) -> bool:
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
-    return any(isinstance(part, Layer) for part in parts)
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+    return any(isinstance(item, Layer) for item in items)
 
 
 def checked_specs(layer: Layer, result: Any) -> tuple[dict, Shape]:
@@ -348,11 +348,11 @@ def checked_specs(layer: Layer, result: Any) -> tuple[dict, Shape]:
 
 
 def child_specs(name: str, layer: Layer, in_shape: Shape) -> tuple[dict, Shape]:
-    """layer.specs(in_shape), with the layer's place and name put before any complaint."""
+    """Return layer.specs(in_shape); a ShapeError begins with the layer's path and its repr."""
     try:
         return checked_specs(layer, layer.specs(in_shape))
     except ShapeError as error:
         text = str(error)
         inner = text.startswith("layer ")
-        place = f"layer {name} ({layer!r})" if name else repr(layer)
-        raise ShapeError(f"layer {name}.{text[6:]}" if inner else f"{place}: {text}") from None
+        described = f"layer {name} ({layer!r})" if name else repr(layer)
+        raise ShapeError(f"layer {name}.{text[6:]}" if inner else f"{described}: {text}") from None

@@ -1,6 +1,6 @@
 """One layout, many flat buffers: name -> (offset, shape).
 
-The same layout serves parameters, gradients, optimizer moments and checkpoints. Entries stand in **backward completion
+The same layout serves parameters, gradients, optimizer moments and checkpoints. Arrays are in **backward completion
 order** (last layer first), so that the gradients that are finished at any moment are a growing prefix of the buffer,
 and a bucket of gradients is a slice.
 
@@ -30,27 +30,27 @@ class Layout:
     buffers : bool
         Lay out the buffers (running statistics) instead of the trained parameters.
     borrowed : dict of Spec
-        By full name, arrays of layers that are elsewhere, in an earlier stage of a pipeline, for instance: those that a
-        layer here is tied to get a place here too.
+        By full name, arrays of layers that are elsewhere, in an earlier stage of a pipeline, for instance: space is
+        reserved here, too, for those that a layer here is tied to.
     names : iterable of str
         Of all arrays of the network of which these are a stage; empty where it is all of it.
     reserve : dict of int, or None
         By full name, the number of elements to reserve, where that is more than an array has.
     duplicates : iterable of str
-        Names of entries that another layout has as well, and counts.
+        Names of arrays that another layout has as well, and counts.
 
     Attributes
     ----------
     size : int
         Elements of a buffer, padding included. Padding is always zero.
     own : int
-        How far the entries of the layers here go; behind are those that they borrow.
+        Where the arrays of the layers here end; behind are those that they borrow.
     count : int
         Elements of these without padding: the number of parameters.
     specs, slices : dict
         Full name such as "2.W" -> Spec, and -> slice of the buffer. A tied array is there once, under its owner's name.
     borrowed : set of str
-        Names of the entries that another layout has as well, and counts: their owner's.
+        Names of the arrays that another layout has as well, and counts: their owner's.
     duplicates : set of str
         As given.
     shared : set of str
@@ -102,20 +102,20 @@ class Layout:
         self.ends[prefix[:-1]] = self.size
 
     def _add(self, name: str, spec: Spec) -> None:
-        """A place for one array."""
+        """Reserve the space of one array."""
         size = math.prod(spec.shape)
         self.specs[name] = spec
         self.slices[name] = slice(self.size, self.size + size)
         self.size += -(-max(size, self._reserve.get(name, 0)) // ALIGN) * ALIGN
 
     def _borrow(self, specs: dict[str, Spec]) -> None:
-        """Places at the end for arrays of layers elsewhere."""
+        """Reserve space at the end for arrays of layers elsewhere."""
         for name, spec in specs.items():
             self._add(name, spec)
             self.borrowed.add(name)
 
     def _tie(self) -> None:
-        """Check the ties, and find who adds: of an array's users, taken backwards, all but the first."""
+        """Check the ties; find the layers that add their gradient: all users of an array but the network's last."""
         written = set()
         parents = [name.rpartition(".")[0] for name in [*self.specs, *self._ties]]
         for name, (owner, spec) in self._ties.items():
@@ -134,29 +134,29 @@ class Layout:
             written.add(owner)
 
     def views(self, buffer: np.ndarray):
-        """The buffer as a tree of arrays: a namespace for a layer (p.W, p.b), a tuple for a container."""
+        """Return the buffer as a tree of arrays: a namespace for a layer (p.W, p.b), a tuple for a container."""
         if buffer.ndim != 1 or len(buffer) < self.size:
             raise ValueError(f"this layout needs a flat buffer of {self.size} elements, given shape {buffer.shape}")
-        return self.tree({name: buffer[place] for name, place in self.slices.items()})
+        return self.tree({name: buffer[part] for name, part in self.slices.items()})
 
     def tree(self, flat: dict[str, np.ndarray]):
-        """The same, of arrays (full name -> the entry's elements) that may lie anywhere."""
+        """Return the same tree of flat arrays by full name, which may lie anywhere."""
         return self._views(self._tree, "", flat)
 
     def flat(self, tree) -> dict[str, np.ndarray]:
-        """Full name -> array of such a tree."""
-        found: dict[str, np.ndarray] = {}
-        self._collect(self._tree, "", tree, found)
-        return found
+        """Return {full name: array} of such a tree."""
+        arrays: dict[str, np.ndarray] = {}
+        self._collect(self._tree, "", tree, arrays)
+        return arrays
 
-    def _collect(self, specs: dict, prefix: str, views, found: dict[str, np.ndarray]) -> None:
+    def _collect(self, specs: dict, prefix: str, views, arrays: dict[str, np.ndarray]) -> None:
         if _is_container(specs):
             for (name, entry), inside in zip(specs.items(), views, strict=True):
-                self._collect(entry, f"{prefix}{name}.", inside, found)
+                self._collect(entry, f"{prefix}{name}.", inside, arrays)
             return
         for name, spec in specs.items():
             if spec.buffer == self._buffers:
-                found[spec.tied or prefix + name] = getattr(views, name)
+                arrays[spec.tied or prefix + name] = getattr(views, name)
 
     def _views(self, tree: dict, prefix: str, flat: dict[str, np.ndarray]):
         if _is_container(tree):
@@ -168,22 +168,22 @@ class Layout:
         return Views(**arrays)
 
     def items(self, buffer: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """(full name, array) of every entry, as views of the buffer."""
+        """Iterate over (full name, array) of all arrays, as views of the buffer."""
         for name, spec in self.specs.items():
             yield name, buffer[self.slices[name]].reshape(spec.shape)
 
     def zeros(self, dtype) -> np.ndarray:
-        """A flat array of this layout."""
+        """Return a flat array of zeros, of this layout."""
         return np.zeros(self.size, dtype)
 
     def initialize(self, buffer: np.ndarray, seed: int) -> None:
-        """Draw every entry from SeedSequence(seed, its name): the same whatever else the layout holds."""
+        """Draw every array from SeedSequence(seed, its name): the same whatever else the layout holds."""
         buffer[...] = 0
         for name, array in self.items(buffer):
             array[...] = self.draw(name, seed)
 
     def draw(self, name: str, seed: int) -> np.ndarray:
-        """The first value of one entry.
+        """Return the first value of one array.
 
         Raises
         ------
@@ -204,23 +204,23 @@ class Layout:
         return value
 
     def region(self, lo: int = 0, hi: int | None = None) -> Region:
-        """What lies in buffer[lo:hi]."""
+        """Return the region buffer[lo:hi]."""
         return Region(self, lo, self.size if hi is None else hi)
 
 
 class Region:
-    """The entries in a slice of a buffer, for optimizers that update only that.
+    """The arrays in a slice of a buffer, for optimizers that update only that.
 
     Attributes
     ----------
     names : tuple of str
-        Of all entries of the network, those outside the region included: the order of anything kept by entry.
+        Of all arrays of the network, those outside the region included: the order of anything kept by array.
     tensors : list of (name, slice, Spec)
-        Slices are relative to the region; an entry that a cut divides is there with the part inside.
+        Slices are relative to the region; an array that a cut divides is there with the slice inside.
     decayed : list of slice
         Where weight decay applies, neighbours joined (padding included: it is zero and stays so).
     elsewhere : set of str
-        Names of entries that another layout has as well, and counts: what is borrowed, and duplicates.
+        Names of arrays that another layout has as well, and counts: what is borrowed, and duplicates.
     owned : list of slice
         What counts in a norm over several layouts, such as those of a pipeline's stages: all others.
     blocks : (settings, list)
@@ -235,8 +235,8 @@ class Region:
         self.tensors = []
         self.decayed: list[slice] = []
         self.blocks: tuple[tuple, list] = ((), [])
-        for name, place in layout.slices.items():
-            a, b = max(place.start, lo) - lo, min(place.stop, hi) - lo
+        for name, array in layout.slices.items():
+            a, b = max(array.start, lo) - lo, min(array.stop, hi) - lo
             if a >= b:
                 continue
             spec = layout.specs[name]

@@ -32,7 +32,7 @@ from nn.core.memory_pool import MemoryPool
 BLOCK = 1 << 15  # elements: three arrays of four bytes that stay in a second-level cache
 LARGEST = 65504.0  # of float16
 # A float32 times 2^-112 has the exponent of a float16: its bits are those of the float16, but for 13 more behind and 3
-# zeros behind the sign. Smaller numbers become subnormal in both at the same place.
+# zeros behind the sign. Smaller numbers become subnormal in both at the same bit.
 SHIFT, UP, DOWN = 13, np.float32(2.0**112), np.float32(2.0**-112)
 INFINITE, MINUS_INFINITE = 0x7C00, 0xFC00  # the bits of a float16; larger ones with that sign are no numbers
 HALF_UNIT, SIGN, MAGNITUDE = 1 << (SHIFT - 1), np.int32(-1 << 31), np.int32(-0x70000001)
@@ -56,35 +56,35 @@ class MixedPrecision:
 
     def __init__(self, memory: MemoryPool):
         self.memory, self.scale, self.overflowed = memory, 1.0, False
-        self.given: np.ndarray | None = None
+        self.batch: np.ndarray | None = None
         self.training = False
-        self.made: dict[int, tuple[weakref.ref, weakref.ref]] = {}  # id of an array -> itself, its float16
+        self.halves: dict[int, tuple[weakref.ref, weakref.ref]] = {}  # id of an array -> itself, its float16
         self.last: tuple[np.ndarray, np.ndarray] | None = None  # a float16 array, and what it became
         self.taken: np.ndarray | None = None  # what a layer has taken, as float16: it may be about to save it
 
     def begin(self, x: np.ndarray | None, training: bool) -> None:
-        """A forward pass begins, of the batch x; None where its input is an activation, of a stage before."""
-        self.given, self.training, self.last, self.taken = x, training, None, None
-        self.made.clear()
+        """Begin a forward pass of the batch x; None where its input is an activation, of a stage before."""
+        self.batch, self.training, self.last, self.taken = x, training, None, None
+        self.halves.clear()
 
     def round_input(self, p: Any, x: np.ndarray, ctx) -> np.ndarray:
         """An activation as a layer takes it, forward; p: its parameters."""
-        if not self.training or x.dtype not in WIDE or not _rounds(p, ctx) or self._is_given(x):
+        if not self.training or x.dtype not in WIDE or not _rounds(p, ctx) or self._is_batch(x):
             return x
         if ctx.may_overwrite_input:
             x = np.ascontiguousarray(x)
             return self._round(x, x)
         self.taken = self._packed(x)  # who made it has often saved it, and the layer will: as the same float16
         x = self.unpack(self.taken, x.dtype)
-        self.made[id(x)] = weakref.ref(x), weakref.ref(self.taken)
+        self.halves[id(x)] = weakref.ref(x), weakref.ref(self.taken)
         return x
 
     def keep(self, saved: Any, y: np.ndarray) -> Any:
-        """What a layer with the output y has saved, with float16 for its activations; one that two save stays one."""
+        """Return what a layer with the output y has saved, activations as float16; one that two save stays one."""
         if not self.training:
             return saved
         least = min(2, y.shape[-1])  # of an output of one channel, an activation has one number a row, too
-        return _each(saved, lambda array: self._kept(array, least))
+        return _map_arrays(saved, lambda array: self._kept(array, least))
 
     def restore(self, p: Any, gy: np.ndarray, saved: Any, ctx) -> tuple[np.ndarray, Any]:
         """(gradient, what was saved) as the backward of a layer takes them; p: its parameters."""
@@ -93,8 +93,8 @@ class MixedPrecision:
         return gy, saved if ctx.children else self.restored(saved, gy.dtype)
 
     def restored(self, saved: Any, dtype) -> Any:
-        """What `keep` was given, as arrays of `dtype`."""
-        return _each(saved, lambda array: self._restored(array, dtype))
+        """Return the argument of `keep` again, as arrays of `dtype`."""
+        return _map_arrays(saved, lambda array: self._restored(array, dtype))
 
     def rounded(self, gy: np.ndarray, ctx) -> np.ndarray:
         """A gradient as it comes out of float16, with the loss scale: in its own memory where that is free."""
@@ -102,7 +102,7 @@ class MixedPrecision:
         return self._round(gy, ctx.reuse_grad(gy), self.scale)
 
     def _round(self, x: np.ndarray, out: np.ndarray, scale: float = 1.0) -> np.ndarray:
-        """What `unpack` would make of what `pack` makes of x."""
+        """Return x as it would be after `pack` and `unpack`."""
         if x.dtype != np.float32:
             return self.unpack(self.pack(x, scale), x.dtype, scale, out)
         for part, target in _blocks(x, out):
@@ -117,23 +117,24 @@ class MixedPrecision:
         return out
 
     def _kept(self, array: np.ndarray, least: int) -> np.ndarray:
-        if array.dtype not in WIDE or array.ndim < 2 or array.shape[-1] < least or self._is_given(array):
+        if array.dtype not in WIDE or array.ndim < 2 or array.shape[-1] < least or self._is_batch(array):
             return array
         return self._packed(array)
 
     def _packed(self, array: np.ndarray) -> np.ndarray:
         """An activation as float16: the array that was made of it before, if there is one."""
-        known, made = self.made.get(id(array), (None, None))
-        if known is not None and known() is array and (found := made()) is not None:
-            return found
-        found = self.pack(array)
-        self.made[id(array)] = weakref.ref(array), weakref.ref(found)
-        return found
+        known, packed = self.halves.get(id(array), (None, None))
+        if known is not None and known() is array and (half := packed()) is not None:
+            return half
+        half = self.pack(array)
+        self.halves[id(array)] = weakref.ref(array), weakref.ref(half)
+        return half
 
-    def _is_given(self, array: np.ndarray) -> bool:
-        given = self.given
-        return given is not None and (
-            array is given or array.base is given or (given.base is not None and array.base is given.base)
+    def _is_batch(self, array: np.ndarray) -> bool:
+        """Return whether an array is the batch, or shares memory with it."""
+        batch = self.batch
+        return batch is not None and (
+            array is batch or array.base is batch or (batch.base is not None and array.base is batch.base)
         )
 
     def _restored(self, array: np.ndarray, dtype) -> np.ndarray:
@@ -178,7 +179,7 @@ class MixedPrecision:
         return bool(fit)
 
     def unpack(self, half: np.ndarray, dtype, scale: float = 1.0, out: np.ndarray | None = None) -> np.ndarray:
-        """What `pack` has packed, as an array of `dtype`."""
+        """Return a packed array as one of `dtype`."""
         out = self.memory.empty(half.shape, dtype) if out is None else out
         if out.dtype != np.float32:
             return np.divide(half, scale, out=out, dtype=out.dtype)
@@ -219,24 +220,24 @@ def _blocks(*arrays: np.ndarray):
         yield tuple(array[lo : lo + BLOCK] for array in flat)
 
 
-def _each(saved: Any, change) -> Any:
-    """A tree of tuples and lists with its arrays changed."""
+def _map_arrays(saved: Any, change) -> Any:
+    """Return a tree of tuples and lists with change(array) for every array."""
     if isinstance(saved, np.ndarray):
         return change(saved)
     if isinstance(saved, (tuple, list)):
-        parts = [_each(part, change) for part in saved]
-        return type(saved)(*parts) if hasattr(saved, "_fields") else type(saved)(parts)  # a named tuple or not
+        items = [_map_arrays(item, change) for item in saved]
+        return type(saved)(*items) if hasattr(saved, "_fields") else type(saved)(items)  # a named tuple or not
     return saved
 
 
 def nbytes(saved: Any, floats: bool = False) -> int:
     """Bytes of all arrays, or of floats only, in what a forward pass has saved, each counted once."""
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
     def note(array: np.ndarray) -> np.ndarray:
         if array.dtype.kind == "f" or not floats:
-            found[array.__array_interface__["data"][0]] = array.nbytes
+            sizes[array.__array_interface__["data"][0]] = array.nbytes
         return array
 
-    _each(saved, note)
-    return sum(found.values())
+    _map_arrays(saved, note)
+    return sum(sizes.values())

@@ -11,7 +11,7 @@ A Network holds no arrays either. Whoever trains it owns the buffers (see nn/tra
 
 Several micro-batches in flight, as pipelines have them, and backward in two halves:
 
-    first, second = MicroBatch(sample=0), MicroBatch(sample=32, accumulate=True)
+    first, second = MicroBatch(start=0), MicroBatch(start=32, accumulate=True)
     y, saved = network.forward(p, x, ctx, first)
     ...
     gx = network.backward_inputs(p, gp, gy, saved, ctx, first)   # the stage before waits for this
@@ -33,6 +33,7 @@ from nn.core.layer import Layer, Shape, ShapeError, check_layers, check_tree, ch
 from nn.core.layout import Layout
 from nn.core.memory_pool import MemoryPool
 from nn.core.mixed_precision import MixedPrecision
+from nn.tables import text_table
 
 
 class NotFinite(NamedTuple):
@@ -42,18 +43,18 @@ class NotFinite(NamedTuple):
     ----------
     depth : int
         0 for the input, i for the output of the i-th layer, -1 for a parameter.
-    place : str
+    where : str
         In words.
     samples : list of int
         Whose values they are: indices in the global batch.
     """
 
     depth: int
-    place: str
+    where: str
     samples: list[int]
 
     def __str__(self):
-        return self.place + (f" (samples {_list_samples(self.samples)} of the batch)" if self.samples else "")
+        return self.where + (f" (samples {_list_samples(self.samples)} of the batch)" if self.samples else "")
 
 
 WEIGHTED = ("parameters", "named_parameters", "state_dict", "predict", "fit", "train", "eval", "weights", "evaluate")
@@ -93,7 +94,7 @@ class Network(Closed):
     ShapeError
         If layers do not fit together: which one, what it expects, what it is given.
     TypeError, ValueError
-        If a layer hides the layers that it holds, or stands in two places.
+        If a layer hides the layers that it holds, or the network has it twice.
     """
 
     constant = ("root", "in_shape", "dtype")
@@ -308,16 +309,16 @@ class Network(Closed):
         """
         if bad := self.bad_input(x, ctx):
             return bad
-        found: list[NotFinite] = []
+        bad_outputs: list[NotFinite] = []
         outputs = 0
 
         def check_output(path: str, layer: Layer, y: np.ndarray) -> None:
             nonlocal outputs
             outputs += 1
-            if not found and not np.isfinite(y).all():
+            if not bad_outputs and not np.isfinite(y).all():
                 samples = _bad_samples(y, ctx) if len(y) == len(x) else []
                 name = f"layer {path} ({layer!r})" if path else repr(layer)
-                found.append(NotFinite(outputs, f"the output of {name}", samples))
+                bad_outputs.append(NotFinite(outputs, f"the output of {name}", samples))
 
         outer, ctx.network_context.after_forward = ctx.network_context.after_forward, check_output
         try:
@@ -325,7 +326,7 @@ class Network(Closed):
                 forward() if forward else self.forward(p, x, ctx)
         finally:
             ctx.network_context.after_forward = outer
-        return found[0] if found else None
+        return bad_outputs[0] if bad_outputs else None
 
     def layers(self):
         """(path, layer, in_shape, out_shape) of every layer that is no container, in forward order."""
@@ -333,27 +334,20 @@ class Network(Closed):
 
     def summary(self) -> str:
         """A table: layer, output shape, parameters and multiply-accumulates for one sample."""
-        rows = [("layer", "", "output", "parameters", "MACs")]
+        rows: list[tuple[str | int, ...]] = [("layer", "", "output", "parameters", "MACs")]
         macs = 0
         for path, layer, shape, out in self.layers():
             own = [spec for spec in layer.specs(shape)[0].values() if not (spec.buffer or spec.tied)]
             count = sum(math.prod(spec.shape) for spec in own)
             macs += layer.macs(shape)
-            rows.append((path, repr(layer), str(out), f"{count:,}", f"{layer.macs(shape):,}"))
-        rows.append(("", f"input {self.in_shape}", str(self.out_shape), f"{self.layout.count:,}", f"{macs:,}"))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(
-                cell.ljust(w) if i < 3 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
-        rule = "-" * max(map(len, lines))
-        return "\n".join([f"{self.name} ({self.precision})", lines[0], rule, *lines[1:-1], rule, lines[-1]])
+            rows.append((path, repr(layer), str(out), count, layer.macs(shape)))
+        rows.append(("", f"input {self.in_shape}", str(self.out_shape), self.layout.count, macs))
+        table = text_table(rows, left=(0, 1, 2), rules=(1, len(rows) - 1))
+        return f"{self.name} ({self.precision})\n{table}"
 
 
 def shape_hint(given: Shape, sample: Shape) -> str:
-    """What may make a batch of samples of the shape given, as the end of a message; empty where that is not plain."""
+    """Return how an array of the given shape may become a batch, to end a message; '' where that is unclear."""
     inside = given[1:]
     if given == sample:
         return ": is it a single sample? x[None] is a batch of one"

@@ -153,7 +153,7 @@ class Archive(Mapping):
         self._raw = _Bounded(open_file(path).detach())  # type: ignore[attr-defined]  # closed with the archive
         try:
             self._zip = zipfile.ZipFile(self._raw)
-        except Exception as error:  # of a damaged archive zipfile raises whatever its parts raise
+        except Exception as error:  # of a damaged archive zipfile raises errors of many kinds
             self._raw.close()
             raise ArrayError(_reason(error)) from error
         self._kinds, self._compressed, self._size = kinds, compressed, os.fstat(self._raw.fileno()).st_size
@@ -206,6 +206,6 @@ class Archive(Mapping):
 
 
 def _reason(error: BaseException) -> str:
-    """What an error says, in one short line."""
+    """Return the text of an error in one short line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:200] + "..."

@@ -288,7 +288,7 @@ class Data:
 
 
 def instead_of_dataset(given) -> str:
-    """What to do with something that is no Dataset, in words."""
+    """Return what to do with something that is no Dataset, in words."""
     if isinstance(given, Data):
         return f"{given.name} is a Data, of several parts: give {given.name}.train, .validation or .test"
     if isinstance(given, tuple | list) and len(given) == 2:

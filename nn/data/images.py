@@ -57,7 +57,7 @@ def read_image(path: str | Path) -> tuple[np.ndarray, list[str]]:
             width, height = image.size
             if width * height <= MOST_PIXELS:
                 return _decoded(image)
-        except Exception as error:  # a reader of images raises whatever its parts do
+        except Exception as error:  # readers of image formats raise errors of many kinds
             why = f"{error}" if type(error) is not Image.UnidentifiedImageError else f"known are {', '.join(FORMATS)}"
             raise DataError(f"{path}: no image that can be read ({why})") from error
     raise DataError(

@@ -97,10 +97,10 @@ class Loader(Closed):
         if not isinstance(prefetch, int | np.integer | None):
             raise TypeError(f"Loader: prefetch is a number of blocks, or None, given {prefetch!r:.80}")
         transforms = () if transform is None else (transform,) if callable(transform) else tuple(transform)
-        for each in transforms:
-            if not callable(each) or isinstance(each, type):
-                made = ", the class itself: call it" if isinstance(each, type) else ""
-                raise TypeError(f"Loader: a transform is a function (x, keys) -> x, given {each!r:.80}{made}")
+        for function in transforms:
+            if not callable(function) or isinstance(function, type):
+                hint = ", the class itself: call it" if isinstance(function, type) else ""
+                raise TypeError(f"Loader: a transform is a function (x, keys) -> x, given {function!r:.80}{hint}")
         if transforms and type(dataset).batch is not Dataset.batch:
             raise TypeError(
                 f"Loader: a transform is given stored samples, and would never call {type(dataset).__name__}.batch: "
@@ -199,7 +199,7 @@ class Loader(Closed):
         return steps
 
     def _plan(self, start_step: int) -> list[list[tuple[int, int, int]]]:
-        """Return the entries of `step_slices`, grouped into the blocks that are read at once."""
+        """Return the items of `step_slices`, grouped into the blocks that are read at once."""
         steps = self.step_slices(start_step)
         sample = max(1, self.dataset.x[0].size * self.dtype.itemsize)
         per_block = max(1, BLOCK_BYTES // (sample * max(1, self.batch // self.shard[1])))
@@ -213,8 +213,8 @@ class Loader(Closed):
         for position, transform in enumerate(self.transforms):
             x = transform(x, keys + np.uint64(position))
             if not isinstance(x, np.ndarray) or len(x) != len(y):
-                made = f"{len(x)} samples" if isinstance(x, np.ndarray) else f"{x!r:.80}"
-                raise ValueError(f"Loader: of {len(y)} samples the transform {transform!r:.80} made {made}")
+                result = f"{len(x)} samples" if isinstance(x, np.ndarray) else f"{x!r:.80}"
+                raise ValueError(f"Loader: of {len(y)} samples the transform {transform!r:.80} made {result}")
         return self.dataset.convert(x, self.dtype), self.dataset.targets(y, self.dtype)
 
     def _batches(self, plan, read):
@@ -260,7 +260,7 @@ def _ahead(read: Callable, plan: list, depth: int, timeline: Callable | None) ->
 
 
 def _cut(total: int, index: int | None, count: int, virtual: int | None = None) -> tuple[int, int]:
-    """(lo, hi) of a shard in a batch of `total` samples; with `virtual` shards, of those that are dealt to it."""
+    """Return (lo, hi) of a shard in a batch of `total` samples; with `virtual` shards, of those assigned to it."""
     if index is None:
         return 0, 0
     if virtual is None:
@@ -270,7 +270,7 @@ def _cut(total: int, index: int | None, count: int, virtual: int | None = None) 
 
 
 def _nearly_equal_part(count: int, i: int, n: int) -> tuple[int, int]:
-    """(lo, hi) of part i of `count` elements cut into n: the first count % n parts are one longer."""
+    """Return (lo, hi) of slice i of `count` elements cut into n: the first count % n slices are one longer."""
     size, longer = divmod(count, n)
     lo = size * i + min(i, longer)
     return lo, lo + size + (i < longer)

@@ -169,19 +169,19 @@ def _digits(dtype) -> list[Dataset]:
 
 def _mnist(name: str, directory: Path, dtype) -> list[Dataset]:
     wanted = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
-    found = _find(name, directory, wanted, suffixes=(".gz", ""))
+    paths = _find(name, directory, wanted, suffixes=(".gz", ""))
     pairs = []
     for part in ("train", "t10k"):
-        images = read_idx(found[f"{part}-images-idx3-ubyte"], 3, np.uint8)[..., None]
-        labels = read_idx(found[f"{part}-labels-idx1-ubyte"], 1, np.uint8)
+        images = read_idx(paths[f"{part}-images-idx3-ubyte"], 3, np.uint8)[..., None]
+        labels = read_idx(paths[f"{part}-labels-idx1-ubyte"], 1, np.uint8)
         if len(images) != len(labels):
-            files = found[f"{part}-images-idx3-ubyte"], found[f"{part}-labels-idx1-ubyte"]
+            files = paths[f"{part}-images-idx3-ubyte"], paths[f"{part}-labels-idx1-ubyte"]
             raise DataError(f"{files[0]} holds {len(images)} images, but {files[1]} {len(labels)} labels")
-        check_labels(labels, 10, found[f"{part}-labels-idx1-ubyte"])
+        check_labels(labels, 10, paths[f"{part}-labels-idx1-ubyte"])
         pairs.append((images, labels))
     for other, first in FIRST_LABELS.items():
         if other != name and tuple(pairs[0][1][:10]) == first:
-            raise DataError(f"{found['train-labels-idx1-ubyte'].parent} holds {other}, expected {name}")
+            raise DataError(f"{paths['train-labels-idx1-ubyte'].parent} holds {other}, expected {name}")
     names = FASHION_CLASSES if name == "fashion-mnist" else ()
     return [Dataset(x, y, name, classes=10, class_names=names, scale=BYTE, dtype=dtype) for x, y in pairs]
 
@@ -191,20 +191,20 @@ def _cifar(name: str, directory: Path, dtype) -> list[Dataset]:
         files, label_bytes, classes = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"], 1, 10
     else:
         files, label_bytes, classes = ["train.bin", "test.bin", "fine_label_names.txt"], 2, 100
-    found = _find(name, directory, files)
+    paths = _find(name, directory, files)
     names = CIFAR10_CLASSES
     if name == "cifar100":
-        path = found[files.pop()]
+        path = paths[files.pop()]
         names = reading.read_text(path, reading.OPTIONS, errors="replace").split()
         if len(names) != classes:
             raise DataError(f"{path}: expected the names of {classes} classes, one a line, given {len(names)}")
-    parts = [found[file] for file in files[:-1]], [found[files[-1]]]
+    splits = [paths[file] for file in files[:-1]], [paths[files[-1]]]
     return [
         Dataset(
-            *read_cifar(paths, label_bytes, classes),
+            *read_cifar(split, label_bytes, classes),
             name, classes=classes, class_names=names, scale=BYTE, dtype=dtype,
         )
-        for paths in parts
+        for split in splits
     ]  # fmt: skip
 
 
@@ -266,7 +266,7 @@ def _arrays(name: str, dtype) -> list[Dataset]:
 
 
 def _store_instead(key: str, y: np.ndarray, x: np.ndarray) -> str:
-    """What to store in place of classes that are columns or one-hot rows; empty where they are neither."""
+    """Return what to store instead of classes that are columns or one-hot rows; '' where they are neither."""
     if y.dtype.kind not in "iub" or y.ndim != 2 or len(y) == 0:
         return ""
     ids = x.dtype.kind in "iub" and x.dtype != np.uint8  # then a target may be a sequence, too
@@ -294,16 +294,16 @@ def _spellings(file: str) -> tuple[str, ...]:
 
 def _find(name: str, directory: Path, files: list[str], suffixes: tuple[str, ...] = ("",)) -> dict[str, Path]:
     """Path of each file, in directory/name or in directory itself; DataNotFound says what to do."""
-    for place in (directory / name, directory):
-        found = {
-            file: next((p for n in _spellings(file) for s in suffixes if (p := place / (n + s)).is_file()), None)
+    for folder in (directory / name, directory):
+        paths = {
+            file: next((p for n in _spellings(file) for s in suffixes if (p := folder / (n + s)).is_file()), None)
             for file in files
         }
-        if all(found.values()):
-            return found
-        if any(found.values()) and place != directory:
-            break  # half a data set: name what is missing there, and do not mix it with another place
-    missing = [file for file, path in found.items() if path is None]
+        if all(paths.values()):
+            return paths
+        if any(paths.values()) and folder != directory:
+            break  # half a data set: name what is missing there, and do not mix it with another folder's
+    missing = [file for file, path in paths.items() if path is None]
     raise DataNotFound(
         f"{name} is not in {directory}: no {', '.join(missing)} in {directory / name} or {directory}.\n"
         f"Get it with:    python scripts/get_data.py {name} --data-dir {directory}\n"

@@ -25,7 +25,7 @@ def hold_out(train: Dataset, validation: float, seed: int = 0, in_order: bool = 
         A fraction of the samples where it is below 1 (at least one sample), else their number.
     seed : int
         Draws the samples.
-        Where targets are one class each, every class has its proportion, and is in both parts if it has two samples and
+        Where targets are one class each, every class has its proportion, and is on both sides if it has two samples and
         there is room.
     in_order : bool
         The last samples and not drawn ones: of a text, where a drawn sample stands between two that were learned.
@@ -44,14 +44,14 @@ def hold_out(train: Dataset, validation: float, seed: int = 0, in_order: bool = 
             f"{train.name}: validation must be a fraction above 0 and below 1, or a number of samples, given {given}"
         )
     count = max(1, round(validation * len(train))) if validation < 1 else int(validation)
-    left = len(train) - count
-    if left < 1:
+    rest = len(train) - count
+    if rest < 1:
         raise DataError(
             f"{train.name}: of {len(train):,} training samples {count:,} cannot be held out for validation: "
             "nothing would be left to train on; hold out fewer, or 0 for none"
         )
     if in_order:
-        return _subset(train, slice(left)), _subset(train, slice(left, None))
+        return _subset(train, slice(rest)), _subset(train, slice(rest, None))
     drawn = np.random.default_rng(np.random.SeedSequence([seed, *b"validation"])).permutation(len(train))
     if train.y.dtype.kind in "iu" and train.y.ndim == 1:
         drawn = _stratified(np.asarray(train.y)[drawn], count, drawn)
@@ -74,17 +74,17 @@ def _stratified(labels: np.ndarray, count: int, drawn: np.ndarray) -> np.ndarray
     first = np.zeros(len(sizes), int)
     first[classes[::-1]] = np.arange(len(labels))[::-1]  # where each class comes first: breaks ties as drawn
     quotas = np.minimum(np.floor(proportional).astype(int), caps)
-    while (left := count - quotas.sum()) > 0:  # classes that would be missing come before larger remainders
+    while (missing := count - quotas.sum()) > 0:  # classes that would be missing come before larger remainders
         order = np.lexsort((first, quotas - proportional, quotas > 0))
-        quotas[order[quotas[order] < caps[order]][:left]] += 1
-    for missing in np.flatnonzero((quotas == 0) & (caps > 0)):
+        quotas[order[quotas[order] < caps[order]][:missing]] += 1
+    for absent in np.flatnonzero((quotas == 0) & (caps > 0)):
         if quotas.max() > 1:
             quotas[quotas.argmax()] -= 1
-            quotas[missing] = 1
+            quotas[absent] = 1
     order = np.argsort(classes, kind="stable")
-    rank = np.empty(len(labels), int)  # which of its class a sample is
-    rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    chosen = rank < quotas[classes]
+    number = np.empty(len(labels), int)  # of a sample in its class
+    number[order] = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    chosen = number < quotas[classes]
     return np.concatenate([drawn[chosen], drawn[~chosen]])
 
 
@@ -121,5 +121,5 @@ class Rows:
         return self.array.take(self.rows[indices], axis)
 
     def reshape(self, *shape: int) -> Rows:
-        """Of every row: the first axis stays."""
+        """Reshape every row; the first axis stays."""
         return Rows(self.array.reshape(len(self.array), *shape[1:]), self.rows)

@@ -1,4 +1,4 @@
-"""Text for byte-level language models: a sample is `length` bytes, its target the same one place further.
+"""Text for byte-level language models: a sample is `length` bytes, its target the same one byte further.
 
 The vocabulary is the 256 bytes, so that any text will do and none has to be tokenised. Samples are views into
 the text, which may be a memory map. The first nine tenths are for training, of which the last samples may be held out
@@ -25,13 +25,13 @@ VOCABULARY = tuple(repr(chr(i)) if 32 <= i < 127 else f"\\x{i:02x}" for i in ran
 def text_datasets(tokens: np.ndarray, name: str, length: int, **options) -> list[Dataset]:
     """Training and test Dataset of a text (n,) uint8, cut at nine tenths."""
     cut = len(tokens) * 9 // 10
-    parts = tokens[:cut], tokens[cut:]
-    if length < 1 or min(len(part) for part in parts) <= length:
+    splits = tokens[:cut], tokens[cut:]
+    if length < 1 or min(map(len, splits)) <= length:
         raise DataError(
             f"{name}: {len(tokens)} bytes are too few for samples of {length}: "
             f"the last tenth must hold at least {length + 1}; give a longer text or a shorter length"
         )
-    return [_windows(part, name, length, options) for part in parts]
+    return [_windows(split, name, length, options) for split in splits]
 
 
 def _windows(tokens: np.ndarray, name: str, length: int, options: dict) -> Dataset:
@@ -65,9 +65,9 @@ def read_standard_library() -> np.ndarray:
     root = Path(sysconfig.get_path("stdlib"))
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
     files = []
-    for place, inside, names in os.walk(root):
-        inside[:] = sorted(set(inside) - left_out)
-        files += [Path(place, name) for name in sorted(names) if name.endswith(".py")]
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(set(folders) - left_out)
+        files += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
     return _join(files, root)
 
 

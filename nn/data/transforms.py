@@ -2,7 +2,7 @@
 
 Random numbers come from a hash of (seed, epoch, sample index) and not from a generator that steps from sample
 to sample: SplitMix64 (Steele, Lea, Flood 2014), a few array operations for a whole batch. A transform is a
-callable (x, keys) -> x: x (n, H, W, C) as stored and freshly gathered, so that it may be changed in place;
+callable (x, keys) -> x: x (n, H, W, C) as stored and freshly gathered, so that it may be changed in-place;
 keys (n,) uint64.
 """
 
@@ -33,7 +33,7 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 
 class RandomCrop:
-    """Pad by `padding` zeros on each side, cut the old size out at a random place (He et al. 2015: 4)."""
+    """Pad by `padding` zeros on each side, cut the old size out at a random position (He et al. 2015: 4)."""
 
     def __init__(self, padding: int):
         if padding < 0:
@@ -46,9 +46,9 @@ class RandomCrop:
         padded = np.zeros((n, h + 2 * p, w + 2 * p, c), x.dtype)
         padded[:, p : p + h, p : p + w] = x
         rows = padded.reshape(n, h + 2 * p, (w + 2 * p) * c)
-        places = np.lib.stride_tricks.sliding_window_view(rows, (h, w * c), axis=(1, 2))
+        windows = np.lib.stride_tricks.sliding_window_view(rows, (h, w * c), axis=(1, 2))
         top, left = draw(keys, 0, 2 * p + 1), draw(keys, 1, 2 * p + 1)
-        return places[np.arange(n), top, left * c].reshape(x.shape)
+        return windows[np.arange(n), top, left * c].reshape(x.shape)
 
 
 class RandomFlip:

@@ -52,7 +52,7 @@ def register(kind: Kind) -> Kind:
 
 
 def describe(layer: Layer) -> dict[str, Any]:
-    """A layer, with those inside, as what JSON can hold.
+    """Return a layer, with those inside, as values that JSON can hold.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def describe(layer: Layer) -> dict[str, Any]:
             f"{brief(layer)}: the constructor of {name} takes arguments of any name, and files would leave them out: "
             "let it name each"
         )
-    kept = {}
+    values = {}
     for argument, parameter in arguments.items():
         if not hasattr(layer, argument):
             raise TypeError(
@@ -84,8 +84,8 @@ def describe(layer: Layer) -> dict[str, Any]:
             if named is None and parameter.default is not parameter.empty:
                 continue  # drawn from a function of one's own: the weights are what is kept
             value = {"initializer": named}
-        kept[argument] = _plain(value, f"{name}: {argument}")
-    return {"layer": name, "arguments": kept}
+        values[argument] = _plain(value, f"{name}: {argument}")
+    return {"layer": name, "arguments": values}
 
 
 def _plain(value, where: str):
@@ -94,7 +94,7 @@ def _plain(value, where: str):
     if isinstance(value, Layer):
         return describe(value)
     if isinstance(value, list | tuple):
-        return [_plain(part, where) for part in value]
+        return [_plain(item, where) for item in value]
     if isinstance(value, PLAIN) or (isinstance(value, dict) and value.get("initializer")):
         return value
     raise TypeError(f"{where} is {brief(value)}: files hold numbers, texts, None, layers, and lists of these")
@@ -141,7 +141,7 @@ def make_layer(description: Any) -> Layer:
 
 def _argument(value):
     if isinstance(value, list):
-        return tuple(_argument(part) for part in value)
+        return tuple(_argument(item) for item in value)
     if not isinstance(value, dict):
         return value
     if value.keys() != {"initializer"}:
@@ -150,7 +150,7 @@ def _argument(value):
 
 
 def brief(value, length: int = MAX_SHOWN) -> str:
-    """A value as a message has it."""
+    """Return a value as text for a message, on one line and of at most `length` characters."""
     try:
         text = str(value) if isinstance(value, Exception) else repr(value)
     except (ValueError, RecursionError):

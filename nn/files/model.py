@@ -106,17 +106,17 @@ class Model(Closed):
 
     def _copy(self, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
         """Copy each array as it comes: it may change with the next one."""
-        views, found = self.state_dict(), {}
+        views, kinds = self.state_dict(), {}
         for name, array in arrays:
             if not isinstance(name, str) or not isinstance(array, np.ndarray):
                 raise TypeError(
                     f"expected arrays by name, as a checkpoint has them, given {brief(array)} by {brief(name)}"
                 )
             if name.startswith(("param/", "state/")):
-                found[name] = array.shape, array.dtype
+                kinds[name] = array.shape, array.dtype
                 if name in views and array.shape == views[name].shape:
                     views[name][...] = array
-        if problem := _other(_kinds(self.network), found):
+        if problem := _mismatch(_kinds(self.network), kinds):
             raise ValueError(f"these weights are not those of {self.network.name}: {problem}")
 
     def _make_views(self) -> None:
@@ -209,7 +209,7 @@ def save(model: Any, file: str | Path, about: Mapping[str, Any] | None = None) -
     file = as_path(file)
     write = _writer(file)
     text = _text(model.network, model.about if about is None and isinstance(model, Model) else about)
-    on_writer(model, lambda found: write(file, text, found.state_dict()))
+    on_writer(model, lambda whole: write(file, text, whole.state_dict()))
     return file
 
 
@@ -266,7 +266,7 @@ def load(file: str | Path) -> Model:
         with read(file) as (text, kinds, array):
             network, about = _network(text)
             expected = _kinds(network)
-            if problem := _other(expected, kinds) or _too_large(network):
+            if problem := _mismatch(expected, kinds) or _too_large(network):
                 raise ValueError(problem)
             model = Model(network, ((name, array(name)) for name in expected), about)
     except (ValueError, RecursionError, MemoryError) as error:
@@ -286,7 +286,7 @@ def _text(network: Network, about: Mapping[str, Any] | None) -> str:
     description["mixed"] = network.mixed
     text = json.dumps(description | {"root": describe(network.root), "about": as_json("save", about)})
     again, _ = _network(text)
-    if problem := _other(_kinds(network), _kinds(again)) or _changed(describe(network.root), describe(again.root)):
+    if problem := _mismatch(_kinds(network), _kinds(again)) or _changed(describe(network.root), describe(again.root)):
         raise ValueError(
             f"{network.name}: its layers are no longer what their constructors made, and files hold the constructors' "
             f"arguments: {problem}"
@@ -294,18 +294,18 @@ def _text(network: Network, about: Mapping[str, Any] | None) -> str:
     return text
 
 
-def _changed(before: Any, after: Any, place: str = "") -> str:
-    """What differs between two descriptions of a network, in words; '' if nothing."""
+def _changed(before: Any, after: Any, where: str = "") -> str:
+    """Return how two descriptions of a network differ, in words; '' if they are equal."""
     if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
         inside = before.get("layer", "")
-        pairs = ((before[key], after[key], inside or (f"{place}: {key}" if place else key)) for key in before)
+        pairs = ((before[key], after[key], inside or (f"{where}: {key}" if where else key)) for key in before)
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        pairs = ((a, b, place) for a, b in zip(before, after, strict=True))
+        pairs = ((a, b, where) for a, b in zip(before, after, strict=True))
     elif before == after:
         return ""
     else:
         return (
-            f"{place} is {brief(before)}, of which the constructor makes {brief(after)}: it should keep its arguments "
+            f"{where} is {brief(before)}, of which the constructor makes {brief(after)}: it should keep its arguments "
             "as they are given, under their names"
         )
     return next(filter(None, (_changed(*pair) for pair in pairs)), "")
@@ -317,8 +317,8 @@ def _network(text: str) -> tuple[Network, dict]:
         raise ValueError(f"a description of {len(text):,} characters, and the longest has {MAX_CHARACTERS:,}")
     description = json.loads(text)
     if not isinstance(description, dict) or description.get("format") != FORMAT:
-        found = description.get("format") if isinstance(description, dict) else description
-        raise ValueError(f"format {brief(found)}, but this ringprop reads {FORMAT}")
+        version = description.get("format") if isinstance(description, dict) else description
+        raise ValueError(f"format {brief(version)}, but this ringprop reads {FORMAT}")
     shape, dtype, name, about = (description.get(key) for key in ("in_shape", "dtype", "name", "about"))
     mixed = description.get("mixed", False)
     if not isinstance(shape, list) or not all(type(n) is int and 0 < n < 2**31 for n in shape):
@@ -340,38 +340,37 @@ def _network(text: str) -> tuple[Network, dict]:
 
 
 def _depth(description: Any) -> int:
-    """How deep lists and dicts go in what JSON has read, which has a limit of its own."""
+    """Return how deeply lists and dicts are nested in a value read from JSON."""
     deepest, waiting = 0, [(description, 0)]
     while waiting:
         value, depth = waiting.pop()
         deepest = max(deepest, depth)
         if isinstance(value, dict | list):
-            parts = value.values() if isinstance(value, dict) else value
-            waiting += [(part, depth + isinstance(value, dict) / 2) for part in parts]
+            items = value.values() if isinstance(value, dict) else value
+            waiting += [(item, depth + isinstance(value, dict) / 2) for item in items]
     return int(deepest)
 
 
 def _kinds(network: Network) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Name -> (shape, dtype) of what is learned."""
+    """Return name -> (shape, dtype) of parameters and running statistics."""
     kinds = state_kinds(network, ())
     return {name: kind for name, kind in kinds.items() if name.startswith(("param/", "state/"))}
 
 
-def _other(expected: dict, found: dict) -> str:
-    """What is wrong with the arrays of a file, in words; '' if nothing."""
-    if missing := sorted(expected.keys() - found.keys()):
+def _mismatch(expected: dict, kinds: dict) -> str:
+    """Return how shapes and dtypes of arrays differ from those expected, in words; '' if they agree."""
+    if missing := sorted(expected.keys() - kinds.keys()):
         return f"it lacks {', '.join(missing[:5]):.200}"
-    if foreign := sorted(found.keys() - expected.keys()):
+    if foreign := sorted(kinds.keys() - expected.keys()):
         return f"it has {', '.join(foreign[:5]):.200}, which its layers do not need"
-    for name, kind in expected.items():
-        if kind != found[name]:
-            (shape, dtype), (other, its) = kind, found[name]
-            return f"{name}: its layers need {dtype}{shape}, given {its}{other}"
+    for name, (shape, dtype) in expected.items():
+        if kinds[name] != (shape, dtype):
+            return f"{name}: its layers need {dtype}{shape}, given {kinds[name][1]}{kinds[name][0]}"
     return ""
 
 
 def _too_large(network: Network) -> str:
-    """Which layer would take too much memory for one sample, in words; '' if none.
+    """Return which layer would take too much memory for one sample, in words; '' if none would.
 
     A layer without weights makes values of any size out of a few characters of a description.
     """

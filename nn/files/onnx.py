@@ -44,7 +44,7 @@ def export_onnx(model: Any, file: str | Path, about: Mapping[str, Any] | None = 
     check_model("export_onnx", model)
     file = as_path(file)
     about = as_json("export_onnx", about)
-    on_writer(model, lambda found: _write(found, file, about))
+    on_writer(model, lambda whole: _write(whole, file, about))
     return file
 
 

@@ -38,21 +38,21 @@ class Graph:
         self._shared: dict[tuple, tuple[np.ndarray, str]] = {}  # arrays that several layers use
 
     def node(self, operator: str, *inputs: str | np.ndarray | float, **attributes) -> str:
-        """A node with one output, whose name is returned. Numbers and arrays among its inputs become constants."""
-        names = tuple(each if isinstance(each, str) else self.constant(each) for each in inputs)
+        """Add a node with one output; return its name. Numbers and arrays among its inputs become constants."""
+        names = tuple(value if isinstance(value, str) else self.constant(value) for value in inputs)
         output = f"{operator}_{len(self.nodes)}"
         self.nodes.append((operator, names, output, attributes))
         return output
 
     def constant(self, array: np.ndarray | float) -> str:
-        """A constant: floats in float32, whole numbers in int64. An array that several layers use is there once."""
-        given = np.asarray(array)
-        key = given.__array_interface__["data"][0], given.shape, given.strides, given.dtype.str
+        """Add a constant, floats as float32, whole numbers as int64; an array that several layers use is added once."""
+        array = np.asarray(array)
+        key = array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str
         if key not in self._shared:
-            kind = {"f": np.float32, "b": np.bool_}.get(given.dtype.kind, np.int64)
+            kind = {"f": np.float32, "b": np.bool_}.get(array.dtype.kind, np.int64)
             name = f"constant_{len(self.constants)}"
-            self.constants[name] = np.array(given, kind, order="C")
-            self._shared[key] = given, name  # which keeps its place in memory from being another's
+            self.constants[name] = np.array(array, kind, order="C")
+            self._shared[key] = array, name  # a reference, so that no other array gets its address
         return self._shared[key][1]
 
     def channels_first(self, x: str) -> str:
@@ -67,8 +67,8 @@ class Graph:
         self._first[y] = x
         return y
 
-    def each(self, make: Callable[..., str], *values: str) -> str:
-        """What `make` makes of values element by element, in whichever form these are there."""
+    def elementwise(self, make: Callable[..., str], *values: str) -> str:
+        """Apply `make`, which works element by element, with channels first if all values exist so; return the node."""
         if all(value in self._first for value in values):
             return self.channels_last(make(*(self._first[value] for value in values)))
         return make(*values)
@@ -116,7 +116,7 @@ class Graph:
 
 def _node(operator: str, inputs: tuple[str, ...], output: str, attributes: dict) -> bytes:
     return message(
-        (1, inputs), (2, output), (3, output), (4, operator), (5, [_attribute(*each) for each in attributes.items()])
+        (1, inputs), (2, output), (3, output), (4, operator), (5, [_attribute(*item) for item in attributes.items()])
     )
 
 

@@ -46,7 +46,7 @@ Form = Callable[[Layer, str, object, object, Shape, Graph], str]
 
 
 def form(*kinds: type[Layer]) -> Callable[[Form], Form]:
-    """A decorator: this function makes the nodes of layers of that class."""
+    """Return a decorator: the function makes the nodes of layers of these classes."""
 
     def put(function: Form) -> Form:
         for kind in kinds:
@@ -57,7 +57,7 @@ def form(*kinds: type[Layer]) -> Callable[[Form], Form]:
 
 
 def nodes_of(layer: Layer, x: str, p, s, shape: Shape, graph: Graph) -> str:
-    """The nodes of a layer and of those inside; returns its output.
+    """Add the nodes of a layer and of those inside to the graph; return the output's name.
 
     Raises
     ------
@@ -87,13 +87,13 @@ def _(layer, x, p, s, shape, graph):
 def _(layer, x, p, s, shape, graph):
     y = nodes_of(layer.body, x, p[0], s[0], shape, graph)
     other = nodes_of(layer.shortcut, x, p[1], s[1], shape, graph) if layer.shortcut else x
-    return graph.each(lambda a, b: graph.node("Add", a, b), y, other)
+    return graph.elementwise(lambda a, b: graph.node("Add", a, b), y, other)
 
 
 @form(Parallel)
 def _(layer, x, p, s, shape, graph):
-    parts = [nodes_of(one, x, pc, sc, shape, graph) for one, pc, sc in zip(layer.layers, p, s, strict=True)]
-    return graph.node("Concat", *parts, axis=-1)
+    outputs = [nodes_of(child, x, pc, sc, shape, graph) for child, pc, sc in zip(layer.layers, p, s, strict=True)]
+    return graph.node("Concat", *outputs, axis=-1)
 
 
 @form(Recompute)
@@ -148,7 +148,7 @@ def _(layer, x, p, s, shape, graph):
 
 
 def _rotated(x, positions, features: int, graph):
-    """What nn.layers.embedding.rotate does to x (..., T, features)."""
+    """Rotate x (..., T, features) as nn.layers.embedding.rotate does; return the node."""
     cos, sin = (np.repeat(table, 2, axis=1) for table in rotary_angles(positions, features, np.dtype(np.float32)))
     swapped = graph.node("Gather", x, np.arange(features) ^ 1, axis=-1)  # 1 0 3 2 ...
     signs = np.where(np.arange(features) % 2, sin, -sin)
@@ -164,7 +164,7 @@ def _(layer, x, p, s, shape, graph):
     heads = graph.node("Transpose", heads, perm=(2, 0, 3, 1, 4))  # (3, N, H, T, D/H)
     q, k, v = (graph.node("Gather", heads, np.array(i), axis=0) for i in range(3))
     if layer.rotary:
-        q, k = (_rotated(part, np.arange(T), D // H, graph) for part in (q, k))
+        q, k = (_rotated(x, np.arange(T), D // H, graph) for x in (q, k))
     q = graph.node("Mul", q, 1 / math.sqrt(D // H))
     score = graph.node("MatMul", q, graph.node("Transpose", k, perm=(0, 1, 3, 2)))
     if layer.causal:
@@ -195,9 +195,9 @@ def _(layer, x, p, s, shape, graph):
         one = graph.node("Cast", best, to=1)
         chosen = graph.node("Add", one, chosen)
         if limit < math.inf:
-            rank = graph.node("Add", graph.node("CumSum", one, np.array(1)), taken)
+            queue = graph.node("Add", graph.node("CumSum", one, np.array(1)), taken)
             taken = graph.node("Add", graph.node("ReduceSum", one, np.array([1]), keepdims=1), taken)
-            one = graph.node("Where", graph.node("Greater", rank, float(limit)), 0.0, one)
+            one = graph.node("Where", graph.node("Greater", queue, float(limit)), 0.0, one)
         computed = graph.node("Add", one, computed)
     weights = graph.node("Mul", scores, computed)
     if k > 1:
@@ -263,10 +263,10 @@ def _(layer, x, p, s, shape, graph):
 
 
 def _operator(name: str, **attributes) -> Form:
-    def made(layer, x, p, s, shape, graph):
-        return graph.each(lambda v: graph.node(name, v, **attributes), x)
+    def operator(layer, x, p, s, shape, graph):
+        return graph.elementwise(lambda v: graph.node(name, v, **attributes), x)
 
-    return made
+    return operator
 
 
 for _kind, _name in ((Sigmoid, "Sigmoid"), (Tanh, "Tanh"), (ReLU, "Relu")):
@@ -275,12 +275,12 @@ for _kind, _name in ((Sigmoid, "Sigmoid"), (Tanh, "Tanh"), (ReLU, "Relu")):
 
 @form(LeakyReLU)
 def _(layer, x, p, s, shape, graph):
-    return graph.each(lambda v: graph.node("LeakyRelu", v, alpha=float(layer.slope)), x)
+    return graph.elementwise(lambda v: graph.node("LeakyRelu", v, alpha=float(layer.slope)), x)
 
 
 @form(SiLU)
 def _(layer, x, p, s, shape, graph):
-    return graph.each(lambda v: graph.node("Mul", v, graph.node("Sigmoid", v)), x)
+    return graph.elementwise(lambda v: graph.node("Mul", v, graph.node("Sigmoid", v)), x)
 
 
 @form(GELU)
@@ -292,11 +292,11 @@ def _(layer, x, p, s, shape, graph):
         cube = graph.node("Mul", graph.node("Mul", v, v), graph.node("Mul", v, 0.044715))
         return graph.node("Tanh", graph.node("Mul", graph.node("Add", v, cube), math.sqrt(2 / math.pi)))
 
-    def made(v):
+    def gelu(v):
         inner = approximate(v) if layer.approximate else exact(v)
         return graph.node("Mul", graph.node("Mul", v, 0.5), graph.node("Add", inner, 1.0))
 
-    return graph.each(made, x)
+    return graph.elementwise(gelu, x)
 
 
 @form(Softmax)
@@ -344,8 +344,8 @@ def _(layer, x, p, s, shape, graph):
     if len(shape) == 3 and layer.size % 2:  # an even window reaches further up in ONNX, and further down here
         return graph.channels_last(graph.node("LRN", graph.channels_first(x), **numbers))
     channel = np.arange(shape[-1])
-    place = channel[:, None] - channel + layer.size // 2  # of a row's channel in the window of a column's
-    window = ((place >= 0) & (place < layer.size)).astype(np.float32)
+    offset = channel[:, None] - channel + layer.size // 2  # of a row's channel in the window of a column's
+    window = ((offset >= 0) & (offset < layer.size)).astype(np.float32)
     sums = graph.node("MatMul", graph.node("Mul", x, x), window)
     d = graph.node("Add", graph.node("Mul", sums, layer.alpha / layer.size), float(layer.k))
     return graph.node("Div", x, graph.node("Pow", d, float(layer.beta)))
@@ -386,7 +386,7 @@ def _(layer, x, p, s, shape, graph):
 def _(layer, x, p, s, shape, graph):
     window = _window(layer, shape[:2])
     if any(end > pad for end, pad in zip(window["pads"][2:], layer.padding, strict=True)):
-        return _averages(layer, x, shape, graph)  # windows that stick out count fewer places than ONNX says
+        return _averages(layer, x, shape, graph)  # windows that stick out count fewer positions than ONNX says
     counted = int(layer.count_include_pad)
     y = graph.node("AveragePool", graph.channels_first(x), **window, count_include_pad=counted)
     return graph.channels_last(y)

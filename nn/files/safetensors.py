@@ -133,10 +133,10 @@ class Tensors(Mapping):
 
     def _header(self, text: bytes) -> dict:
         def once(pairs):
-            found = dict(pairs)
-            if len(found) < len(pairs):
+            entries = dict(pairs)
+            if len(entries) < len(pairs):
                 raise ValueError("a name is there twice")
-            return found
+            return entries
 
         try:
             if not text.startswith(b"{"):

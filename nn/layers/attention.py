@@ -127,17 +127,17 @@ class MultiHeadAttention(Layer):
             rotate(q, self.positions(T, ctx))
             rotate(k, self.positions(T, ctx))
         mixed = ctx.empty((N, T, H, size), x.dtype)
-        kept = self.attend(q, k, v, mixed.swapaxes(1, 2), ctx)
+        weights = self.attend(q, k, v, mixed.swapaxes(1, 2), ctx)
 
         y = ctx.empty(x.shape, x.dtype)
         rows = y.reshape(N * T, D)
         np.matmul(mixed.reshape(N * T, H * size), p.Wo, rows)
         if hasattr(p, "bo"):
             rows += p.bo
-        return y, (x, qkv, mixed, kept)
+        return y, (x, qkv, mixed, weights)
 
     def backward(self, p, gy, saved, ctx):
-        x, qkv, mixed, kept = saved
+        x, qkv, mixed, weights = saved
         N, T, D = x.shape
         q, k, v = _heads(qkv)
 
@@ -147,7 +147,7 @@ class MultiHeadAttention(Layer):
 
         gqkv = ctx.workspace("qkv", qkv.shape, x.dtype)
         gq, gk, gv = _heads(gqkv)
-        self.attend_backward((q, k, v), mixed.swapaxes(1, 2), kept, gmixed.swapaxes(1, 2), (gq, gk, gv), ctx)
+        self.attend_backward((q, k, v), mixed.swapaxes(1, 2), weights, gmixed.swapaxes(1, 2), (gq, gk, gv), ctx)
         if self.rotary:
             rotate(gq, self.positions(T, ctx), backward=True)
             rotate(gk, self.positions(T, ctx), backward=True)
@@ -193,19 +193,19 @@ class MultiHeadAttention(Layer):
         np.matmul(probabilities, v, out)
         return (probabilities,)
 
-    def attend_backward(self, qkv, y, kept, gy, gradients, ctx) -> None:
-        """Write the gradients of q, k and v: y is what `attend` has written, kept what it returned, gy the gradient."""
+    def attend_backward(self, qkv, y, weights, gy, gradients, ctx) -> None:
+        """Write the gradients of q, k and v: `attend` has written y and returned `weights`; gy is the gradient of y."""
         q, k, v = qkv
         gq, gk, gv = gradients
         if self.block_size:
-            largest, total, padding = kept
+            largest, total, padding = weights
             positions = np.arange(q.shape[2])
             running = BlockwiseAttention(q, positions, self.causal, self.block_size, ctx.network_context.pool)
             running.start_backward(largest, total, y, gy)
             gq[...], gk[...], gv[...] = 0, 0, 0
             running.add_backward(k, v, gradients, positions, padding)
             return
-        (probabilities,) = kept
+        (probabilities,) = weights
         np.matmul(probabilities.swapaxes(2, 3), gy, gv)
         gscore = ctx.workspace("prob", probabilities.shape, q.dtype)
         np.matmul(gy, v.swapaxes(2, 3), gscore)
@@ -237,9 +237,9 @@ class MultiHeadAttention(Layer):
 
 def block_size(attention: str) -> int:
     """Return how many queries and keys "blocks:SIZE" computes at a time; 0 for "whole"."""
-    name, parts = option_strings.split(attention)
-    size = parts[0] if parts else "128"
-    if name == "blocks" and len(parts) < 2 and size.isdecimal() and int(size) > 0:
+    name, values = option_strings.split(attention)
+    size = values[0] if values else "128"
+    if name == "blocks" and len(values) < 2 and size.isdecimal() and int(size) > 0:
         return int(size)
     if attention == "whole":
         return 0
@@ -268,7 +268,7 @@ class TransformerBlock(Sequential):
     attention, rotary
         As of MultiHeadAttention.
     feed_forward : Layer or None
-        In place of the two linear layers, such as `MixtureOfExperts(features, 8)`.
+        Replaces the two linear layers, such as `MixtureOfExperts(features, 8)`.
     """
 
     constraints = MultiHeadAttention.constraints | {"hidden": Number(0, whole=True), "dropout": Number(0, below=1)}

@@ -156,7 +156,7 @@ class BatchNorm(Layer):
         return count, sums / count, squares / count
 
     def _sums(self, rows, center, features, ctx):
-        """Of every channel, the sums of x and of its squares, or of x - center."""
+        """Return the sums of x, and of its squares, for every channel; those of x - center where that is given."""
         partial = _partial_sums(rows, ctx)
         for i, block in enumerate(_blocks(rows)):
             part = rows[block]

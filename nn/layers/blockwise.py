@@ -6,7 +6,7 @@ one comes, the sums are multiplied by exp(m_old - m_new). So only the scores of 
 keys may come from anywhere. Sources: Milakov and Gimelshein 2018, Rabe and Staats 2021, Dao et al. 2022.
 
 Backward computes the scores of each block again: P = exp(S - m) / l, where m and l, the sum of exp(S - m), are those of
-the whole row. (A block's own would normalise each block alone, and nothing would crash.) m and l are saved apart:
+the whole row. (A block's own would normalise each block alone, and nothing would crash.) m and l are saved separately:
 exp(S - (m + log l)) has an error of about eps |m|. With `delta` = sum over features of gy y,
 
     gv = P^T gy        gS = P (gy v^T - delta)        gq = gS k        gk = gS^T q
@@ -54,11 +54,11 @@ def blocks(positions: Sequence[int] | np.ndarray, size: int) -> list[Block]:
     """
     positions = np.asarray(positions)
     breaks = np.flatnonzero(np.diff(positions) != 1) + 1
-    found = []
+    consecutive = []
     for start, stop in zip([0, *breaks], [*breaks, len(positions)], strict=True):
         for row in range(start, stop, size):
-            found.append(Block(slice(int(row), int(min(row + size, stop))), int(positions[row])))
-    return found
+            consecutive.append(Block(slice(int(row), int(min(row + size, stop))), int(positions[row])))
+    return consecutive
 
 
 class BlockwiseAttention:
@@ -92,9 +92,9 @@ class BlockwiseAttention:
 
     def add(self, keys: np.ndarray, values: np.ndarray, positions, padding: np.ndarray | None = None) -> None:
         """Let all queries see these keys and values, (N, H, keys, d); padding (N, keys) marks those to be ignored."""
-        for seen in blocks(positions, self.size):
+        for key_block in blocks(positions, self.size):
             for block in self.blocks:
-                scores = self._scores(block, keys, seen, padding)
+                scores = self._scores(block, keys, key_block, padding)
                 if scores is None:
                     continue
                 rows = block.rows
@@ -108,7 +108,7 @@ class BlockwiseAttention:
                 total += scores.sum(axis=-1, keepdims=True)
                 sums *= shrink
                 sums += np.matmul(
-                    scores, values[:, :, seen.rows], self.pool.workspace("block sums", sums.shape, sums.dtype)
+                    scores, values[:, :, key_block.rows], self.pool.workspace("block sums", sums.shape, sums.dtype)
                 )
                 largest[...] = new
 
@@ -137,10 +137,10 @@ class BlockwiseAttention:
     ) -> None:
         """Add to the gradients of (queries, keys, values) what these keys and values, as in `add`, contribute."""
         gq, gk, gv = gradients
-        for seen in blocks(positions, self.size):
-            k, v = keys[:, :, seen.rows], values[:, :, seen.rows]
+        for key_block in blocks(positions, self.size):
+            k, v = keys[:, :, key_block.rows], values[:, :, key_block.rows]
             for block in self.blocks:
-                scores = self._scores(block, keys, seen, padding)
+                scores = self._scores(block, keys, key_block, padding)
                 if scores is None:
                     continue
                 rows = block.rows
@@ -148,28 +148,30 @@ class BlockwiseAttention:
                 scores -= self.largest[:, :, rows]
                 probabilities = np.exp(scores, scores)
                 probabilities /= self.total[:, :, rows]
-                self._add_product(gv[:, :, seen.rows], probabilities.swapaxes(2, 3), gy)
+                self._add_product(gv[:, :, key_block.rows], probabilities.swapaxes(2, 3), gy)
                 gscores = self.pool.workspace("block gradient", scores.shape, scores.dtype)
                 np.matmul(gy, v.swapaxes(2, 3), gscores)
                 gscores -= self.delta[:, :, rows]
                 gscores *= probabilities
                 self._add_product(gq[:, :, rows], gscores, k)
-                self._add_product(gk[:, :, seen.rows], gscores.swapaxes(2, 3), q)
+                self._add_product(gk[:, :, key_block.rows], gscores.swapaxes(2, 3), q)
 
     # ------------------------------------------------------------------------------------------------- both
 
-    def _scores(self, block: Block, keys: np.ndarray, seen: Block, padding: np.ndarray | None) -> np.ndarray | None:
+    def _scores(
+        self, block: Block, keys: np.ndarray, key_block: Block, padding: np.ndarray | None
+    ) -> np.ndarray | None:
         """Scores of a block of queries and one of keys, minus infinity where a key is hidden; None: all are."""
-        distance = block.position - seen.position
+        distance = block.position - key_block.position
         if self.causal and distance + len(block) <= 0:
             return None
-        q, k = self.queries[:, :, block.rows], keys[:, :, seen.rows]
-        scores = self.pool.workspace("block scores", (*q.shape[:3], len(seen)), q.dtype)
+        q, k = self.queries[:, :, block.rows], keys[:, :, key_block.rows]
+        scores = self.pool.workspace("block scores", (*q.shape[:3], len(key_block)), q.dtype)
         np.matmul(q, k.swapaxes(2, 3), scores)
-        if self.causal and distance < len(seen) - 1:
-            scores += causal_mask(len(block), len(seen), distance, q.dtype)
+        if self.causal and distance < len(key_block) - 1:
+            scores += causal_mask(len(block), len(key_block), distance, q.dtype)
         if padding is not None:
-            np.copyto(scores, -np.inf, where=padding[:, None, None, seen.rows])
+            np.copyto(scores, -np.inf, where=padding[:, None, None, key_block.rows])
         return scores
 
     def _add_product(self, array: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:

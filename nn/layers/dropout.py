@@ -36,28 +36,28 @@ class Dropout(Layer):
         self.rate = rate
 
     @property
-    def kept(self) -> int:
-        """Of 65536 activations, how many are kept."""
+    def keep_count(self) -> int:
+        """Number of every 65536 activations that are not set to zero."""
         return max(1, round((1 - self.rate) * 65536))
 
     def forward(self, p, x, ctx):
-        if not ctx.training or self.kept == 65536:
+        if not ctx.training or self.keep_count == 65536:
             return x, None
-        mask = keep_mask(self.kept, x.shape, ctx)
+        mask = keep_mask(self.keep_count, x.shape, ctx)
         y = np.multiply(x, mask, ctx.reuse_input(x))
-        y *= 65536 / self.kept
+        y *= 65536 / self.keep_count
         return y, mask
 
     def backward(self, p, gy, mask, ctx):
         if mask is None:
             return gy, {}
         gx = np.multiply(gy, mask, ctx.reuse_grad(gy))
-        gx *= 65536 / self.kept
+        gx *= 65536 / self.keep_count
         return gx, {}
 
 
-def keep_mask(kept: int, shape: tuple[int, ...], ctx, positions: np.ndarray | None = None) -> np.ndarray:
-    """Return a mask of `shape` (batch axis first), True with probability kept / 65536.
+def keep_mask(keep_count: int, shape: tuple[int, ...], ctx, positions: np.ndarray | None = None) -> np.ndarray:
+    """Return a mask of `shape` (batch axis first), True with probability keep_count / 65536.
 
     Parameters
     ----------
@@ -78,6 +78,6 @@ def keep_mask(kept: int, shape: tuple[int, ...], ctx, positions: np.ndarray | No
         first = lo // COUNT
         for rows, bits in ctx.random_bits(samples, counts, count_range=(first, -(-hi // COUNT))):
             short = bits.astype("<u8", copy=False).view("<u2")
-            np.less(short[:, lo - COUNT * first : hi - COUNT * first], kept, flat[rows, at : at + hi - lo])
+            np.less(short[:, lo - COUNT * first : hi - COUNT * first], keep_count, flat[rows, at : at + hi - lo])
         at += hi - lo
     return mask

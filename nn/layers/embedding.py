@@ -187,7 +187,7 @@ class RotaryPositions(Layer):
 
 
 def rotate(x: np.ndarray, positions: np.ndarray, backward: bool = False) -> None:
-    """Turn the pairs of features of x (..., T, D) by the angles of their positions (T,), in place; backward: back."""
+    """Rotate the pairs of features of x (..., T, D) by the angles of their positions (T,), in-place; backward: back."""
     cos, sin = rotary_angles(positions, x.shape[-1], x.dtype)
     if backward:
         sin = -sin

@@ -172,16 +172,16 @@ class MixtureOfExperts(Layer):
         positions = x.shape[1] if x.ndim == 3 else 1
         z = np.einsum("nd,de->ne", rows, p.router)
         routing = self.route(z, positions, ctx)
-        given = rows[routing.slots // self.top]
-        made, kept = self.run_experts(p, given, routing.counts, ctx)
+        dispatched = rows[routing.slots // self.top]
+        expert_outputs, saved_by_expert = self.run_experts(p, dispatched, routing.counts, ctx)
         outputs = ctx.empty((*routing.chosen.shape, self.features), x.dtype)
         flat = outputs.reshape(-1, self.features)
         if len(routing.slots) < len(flat):
             flat[...] = 0
-        flat[routing.slots] = made
+        flat[routing.slots] = expert_outputs
         y = ctx.empty(rows.shape, x.dtype)
         np.einsum("nk,nkd->nd", routing.weights, outputs, out=y)
-        return y.reshape(x.shape), (rows, routing, given, kept, outputs)
+        return y.reshape(x.shape), (rows, routing, dispatched, saved_by_expert, outputs)
 
     def route(self, z: np.ndarray, positions: int, ctx) -> Routing:
         """Choose the experts of n positions by their scores z (n, E); `positions` of them are a sample each."""
@@ -231,47 +231,47 @@ class MixtureOfExperts(Layer):
             state.load[...], state.step[...] = 0, ctx.micro_batch.step
         return state.bias
 
-    def run_experts(self, p, given: np.ndarray, counts: np.ndarray, ctx) -> tuple[np.ndarray, list]:
+    def run_experts(self, p, dispatched: np.ndarray, counts: np.ndarray, ctx) -> tuple[np.ndarray, list]:
         """Return (outputs, saved) of rows that are sorted by expert, counts[e] of them for expert e."""
-        made, kept, start = ctx.empty(given.shape, given.dtype), [], 0
+        expert_outputs, saved_by_expert, start = ctx.empty(dispatched.shape, dispatched.dtype), [], 0
         for A, B, count in zip(p.A, p.B, counts.tolist(), strict=True):
             rows = slice(start, start + count)
-            before = np.matmul(given[rows], A, ctx.empty((count, A.shape[1]), given.dtype))
+            before = np.matmul(dispatched[rows], A, ctx.empty((count, A.shape[1]), dispatched.dtype))
             hidden, slope = self.apply.forward(None, before, ctx)
-            np.matmul(hidden, B, made[rows])
-            kept.append((hidden, slope))
+            np.matmul(hidden, B, expert_outputs[rows])
+            saved_by_expert.append((hidden, slope))
             start += count
-        return made, kept
+        return expert_outputs, saved_by_expert
 
     # ------------------------------------------------------------------------------------------------- backward
 
     def backward(self, p, gy, saved, ctx):
-        rows, routing, given, kept, outputs = saved
+        rows, routing, dispatched, saved_by_expert, outputs = saved
         upstream = np.ascontiguousarray(gy).reshape(rows.shape)
         gweights = np.einsum("nd,nkd->nk", upstream, outputs)  # of the output before the weight
-        gmade = upstream[routing.slots // self.top]
-        gmade *= routing.weights.reshape(-1, 1)[routing.slots]
-        ggiven, gradients = self.experts_backward(p, gmade, given, kept, routing.counts, ctx)
+        gexperts = upstream[routing.slots // self.top]
+        gexperts *= routing.weights.reshape(-1, 1)[routing.slots]
+        gdispatched, gradients = self.experts_backward(p, gexperts, dispatched, saved_by_expert, routing.counts, ctx)
 
         gz = self._router_backward(gweights, routing, len(gy), ctx)
         gradients["router"] = Product(rows.T, gz)
         if not ctx.needs_input_grad:
             return None, gradients
         slots = np.zeros(outputs.shape, gy.dtype)
-        slots.reshape(-1, self.features)[routing.slots] = ggiven
+        slots.reshape(-1, self.features)[routing.slots] = gdispatched
         gx = slots.sum(axis=1, out=ctx.empty(rows.shape, gy.dtype))
         gx += gz @ p.router.T
         return gx.reshape(gy.shape), gradients
 
-    def experts_backward(self, p, gmade, given, kept, counts, ctx) -> tuple[np.ndarray, dict]:
-        """Return the gradient of the rows `given`, and those of A and B: as `run_experts`, backward."""
-        ggiven, start, pairs = ctx.empty(given.shape, given.dtype), 0, []
-        for A, B, count, (hidden, slope) in zip(p.A, p.B, counts.tolist(), kept, strict=True):
+    def experts_backward(self, p, gexperts, dispatched, saved_by_expert, counts, ctx) -> tuple[np.ndarray, dict]:
+        """Return the gradient of the rows `dispatched`, and those of A and B: as `run_experts`, backward."""
+        gdispatched, start, pairs = ctx.empty(dispatched.shape, dispatched.dtype), 0, []
+        for A, B, count, (hidden, slope) in zip(p.A, p.B, counts.tolist(), saved_by_expert, strict=True):
             rows = slice(start, start + count)
-            ghidden = np.matmul(gmade[rows], B.T, ctx.empty((count, len(B)), given.dtype))
+            ghidden = np.matmul(gexperts[rows], B.T, ctx.empty((count, len(B)), dispatched.dtype))
             ghidden, _ = self.apply.backward(None, ghidden, slope, ctx)
-            np.matmul(ghidden, A.T, ggiven[rows])
-            pairs.append((given[rows], ghidden, hidden, gmade[rows]))
+            np.matmul(ghidden, A.T, gdispatched[rows])
+            pairs.append((dispatched[rows], ghidden, hidden, gexperts[rows]))
             start += count
 
         def add_to_A(array):
@@ -282,7 +282,7 @@ class MixtureOfExperts(Layer):
             for expert, (_, _, hidden, gout) in zip(array, pairs, strict=True):
                 expert += hidden.T @ gout
 
-        return ggiven, {"A": add_to_A, "B": add_to_B}
+        return gdispatched, {"A": add_to_A, "B": add_to_B}
 
     def count_choices(self, chosen: np.ndarray, samples: int, ctx) -> np.ndarray:
         """Return how often each sample chose each expert, (N, E), of the chosen experts (n, k) of all positions."""

@@ -43,11 +43,11 @@ def distribution(x: np.ndarray, below: np.ndarray, density: np.ndarray, work: np
 
 @functools.cache
 def coefficients(k: float, degree: int) -> tuple[float, ...]:
-    """Of M as a polynomial in t, highest power first."""
+    """Return the coefficients of M as a polynomial in t, highest power first."""
     nodes = np.cos((2 * np.arange(64) + 1) * math.pi / 128)  # s = 2t - 1
-    places = (1 - nodes) / (1 + nodes) / k
-    weights = np.exp(-places * places / 2)
-    values = np.array([mills_ratio(a) for a in places])
+    points = (1 - nodes) / (1 + nodes) / k
+    weights = np.exp(-points * points / 2)
+    values = np.array([mills_ratio(a) for a in points])
     series = np.linalg.lstsq(chebyshev.chebvander(nodes, degree) * weights[:, None], values * weights)[0]
     in_t = np.zeros(1)
     for c in chebyshev.cheb2poly(series)[::-1]:

@@ -47,10 +47,10 @@ def backward(x, gy, weight, gx, geometry, pool, needs_gx: bool, weight_gradient:
     adjoint = geometry.adjoint()
     if needs_gx and adjoint is not None and 2 * math.prod(geometry.size) <= 3 * math.prod(geometry.out):
         return _both_gradients(x, gy, weight, gx, adjoint, pool, weight_gradient)
-    found = _weight_gradient(x, gy, geometry, pool) if weight_gradient else None
+    gradient = _weight_gradient(x, gy, geometry, pool) if weight_gradient else None
     if gx is not None:
         _scatter(gy, weight, gx, geometry, pool)
-    return found
+    return gradient
 
 
 def _weight_gradient(x, gy, geometry, pool) -> np.ndarray:
@@ -63,7 +63,7 @@ def _weight_gradient(x, gy, geometry, pool) -> np.ndarray:
 
 
 def _both_gradients(x, gy, weight, gx, adjoint, pool, weight_gradient: bool) -> np.ndarray | None:
-    """As `backward`: dLoss/dx is the convolution of gy with the flipped kernel, and both are made of the same columns.
+    """Compute both gradients from the same columns: dLoss/dx is the convolution of gy with the flipped kernel.
 
     With roles exchanged, gy is what is lowered, and x what its columns are multiplied with; the kernel's gradient comes
     flipped as well.
@@ -119,7 +119,7 @@ def _widened(shape, geometry):
 
 
 def _lowered(weight, geometry, pool):
-    """What multiplies those patches: a matrix for each group."""
+    """Return the matrices, one for each group, that multiply those patches."""
     count, (kh, kw, c, o) = _together(weight.shape, geometry), weight.shape
     if count == 1:
         return _by_group(weight, geometry.groups)
@@ -215,12 +215,12 @@ def _scatter(gy, weight, gx, geometry, pool) -> None:
 
 
 def _piece(images: int, out_rows: int, row_bytes: int) -> tuple[int, int]:
-    """(images, output rows) to take at a time: an even part of the images, or of one image's rows."""
-    parts = -(-out_rows * row_bytes // PIECE)
-    if parts > 1:
-        return 1, -(-out_rows // parts)
-    parts = -(-images // (PIECE // (out_rows * row_bytes))) or 1
-    return -(-images // parts) or 1, out_rows
+    """Return (images, output rows) of a piece: an even fraction of the images, or of one image's rows."""
+    pieces = -(-out_rows * row_bytes // PIECE)
+    if pieces > 1:
+        return 1, -(-out_rows // pieces)
+    pieces = -(-images // (PIECE // (out_rows * row_bytes))) or 1
+    return -(-images // pieces) or 1, out_rows
 
 
 def _padded(x, geometry, pool) -> np.ndarray:

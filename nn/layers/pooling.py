@@ -59,7 +59,7 @@ class _Windows(Layer):
 class MaxPool2d(_Windows):
     """The largest value in each window; of equal ones, the first in reading order gets the gradient.
 
-    Padding never wins. For backward, one byte an output says which place in the window won.
+    Padding never wins. For backward, one byte an output holds the index in the window of its largest value.
 
     Parameters
     ----------
@@ -77,16 +77,16 @@ class MaxPool2d(_Windows):
         y = ctx.empty((len(x), *out, x.shape[3]), x.dtype)
         winner = ctx.empty(y.shape, np.uint8 if math.prod(self.kernel_size) <= 256 else np.uint32)
         larger = ctx.workspace("larger", y.shape, np.bool_)
-        place = ctx.workspace("place", y.shape, winner.dtype)
-        for k, values in enumerate(self._places(self._reachable(x, out, ctx), out)):
+        index = ctx.workspace("index", y.shape, winner.dtype)
+        for k, values in enumerate(self._offset_views(self._reachable(x, out, ctx), out)):
             if k == 0:
                 y[...] = values
                 winner[...] = 0
                 continue
             np.greater(values, y, out=larger)
             np.maximum(values, y, out=y)
-            np.multiply(larger.view(np.uint8), winner.dtype.type(k), out=place)
-            np.maximum(winner, place, out=winner)  # places come in increasing order: the last to be larger won
+            np.multiply(larger.view(np.uint8), winner.dtype.type(k), out=index)
+            np.maximum(winner, index, out=winner)  # indices come in increasing order: the last to be larger won
         return y, (winner, x.shape)
 
     def backward(self, p, gy, saved, ctx):
@@ -100,18 +100,18 @@ class MaxPool2d(_Windows):
         if not disjoint or any(n != m * k for n, m, k in zip(size, out, self.kernel_size, strict=True)):
             total[...] = 0
         won = ctx.workspace("larger", winner.shape, np.bool_)
-        for k, places in enumerate(self._places(total, out)):
+        for k, gradients in enumerate(self._offset_views(total, out)):
             np.equal(winner, k, out=won)
             if disjoint:
-                np.multiply(gy, won, out=places)
+                np.multiply(gy, won, out=gradients)
             else:
-                places += np.multiply(gy, won, out=ctx.workspace("winners", winner.shape, gy.dtype))
+                gradients += np.multiply(gy, won, out=ctx.workspace("winners", winner.shape, gy.dtype))
         if not inside:
             gx[...] = total[:, ph : ph + h, pw : pw + w]
         return gx, {}
 
-    def _places(self, image, out):
-        """The views of `image` that hold the first, second, ... value of every window."""
+    def _offset_views(self, image, out):
+        """Yield the views of `image` that hold the first, second, ... value of every window."""
         (kh, kw), (sh, sw) = self.kernel_size, self.stride
         for u in range(kh):
             for v in range(kw):

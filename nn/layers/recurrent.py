@@ -19,8 +19,8 @@ many steps as fit there.
 **What cannot be cut in time.** h_t needs h_(t-1): those T products wait for each other, on however many cores.
 These can share the samples, the features or the layers (a layer can be at step t while the one above is at t - 1), but
 a long sequence takes as long as all its steps. And what the first entry has to do with the last goes through T
-products. Attention (attention.py) took their place for that: all positions of a layer at once, any two of them one
-product apart, so that work can be cut along the sequence as well; it pays by T^2 scores in place of T states.
+products. Attention (attention.py) replaced them for that: all positions of a layer at once, one product between any two
+of them, so that work can be cut along the sequence as well; its price is T^2 scores instead of T states.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ class _Recurrence(Layer):
         h = ctx.empty((T + 1, N, H), dtype)  # h[t] is the state before step t
         more = self.begin(p, h, ctx)
         work = ctx.workspace("step", (N, H), dtype)
-        for part in _parts(T, z):
-            inputs = ctx.workspace("inputs", (B, part.stop - part.start, N, H), dtype)
-            np.matmul(_rows(steps[part]), W, out=inputs.reshape(B, (part.stop - part.start) * N, H))
+        for block in _step_blocks(T, z):
+            inputs = ctx.workspace("inputs", (B, block.stop - block.start, N, H), dtype)
+            np.matmul(_rows(steps[block]), W, out=inputs.reshape(B, (block.stop - block.start) * N, H))
             if b is not None:
                 inputs += b[:, None]
-            for t in range(*part.indices(T)):
+            for t in range(*block.indices(T)):
                 zt = np.matmul(h[t], U, out=z[t])
-                zt += inputs[:, t - part.start]
+                zt += inputs[:, t - block.start]
                 self.step(t, zt, h, more, work)
         y = ctx.empty((N, H) if self.last else (N, T, H), dtype)
         y[...] = h[T] if self.last else h[1:].swapaxes(0, 1)
@@ -109,14 +109,14 @@ class _Recurrence(Layer):
         work = ctx.workspace("step", (N, H), dtype)
         back = ctx.workspace("U", p.U.shape[::-1], dtype)
         back[...] = p.U.T  # with rows that lie together a third faster
-        for part in reversed(_parts(T, z)):
-            slopes = self.slopes(z[part], h[1:][part], [array[part] for array in more], ctx)
-            for t in reversed(range(*part.indices(T))):
+        for block in reversed(_step_blocks(T, z)):
+            slopes = self.slopes(z[block], h[1:][block], [array[block] for array in more], ctx)
+            for t in reversed(range(*block.indices(T))):
                 if not self.last:
                     gh += gy[:, t]
                 elif t == T - 1:
                     gh += gy
-                self.step_back(z[t], slopes[:, t - part.start], gstates, blocks[t], work)
+                self.step_back(z[t], slopes[:, t - block.start], gstates, blocks[t], work)
                 if t and self.truncate and t % self.truncate == 0:
                     for gstate in gstates:
                         gstate[...] = 0
@@ -151,7 +151,7 @@ class _Recurrence(Layer):
         raise TypeError(f"{type(self).__name__} does not define step")
 
     def slopes(self, z: np.ndarray, h: np.ndarray, more: list, ctx) -> np.ndarray:
-        """What `step_back` multiplies gradients with, of some steps at once: (any number, steps, N, H)."""
+        """Return the factors that `step_back` multiplies gradients with, of some steps: (any number, steps, N, H)."""
         raise TypeError(f"{type(self).__name__} does not define slopes")
 
     def step_back(self, z: np.ndarray, slopes: np.ndarray, gstates: list, gz: np.ndarray, work: np.ndarray) -> None:
@@ -270,16 +270,16 @@ class LSTM(_Recurrence):
 
         sigmoid(z) = (1 + tanh(z / 2)) / 2: with halves of the gates' columns one tanh serves all four blocks.
         """
-        found = []
+        reordered = []
         for name, w in (("W", p.W), ("U", p.U), ("b", p.b[None] if self.bias else None)):
             if w is None:
-                return *found, None
+                return *reordered, None
             blocks = w.reshape(len(w), 4, self.features).swapaxes(0, 1)
             inside = ctx.workspace(f"blocks of {name}", blocks.shape, w.dtype)
             for k, factor in enumerate((0.5, 0.5, 1, 0.5)):
                 np.multiply(blocks[k], factor, inside[(k + 1) % 4])
-            found.append(inside)
-        return tuple(found)
+            reordered.append(inside)
+        return tuple(reordered)
 
     def begin(self, p, h, ctx):
         super().begin(p, h, ctx)
@@ -320,8 +320,8 @@ class LSTM(_Recurrence):
         gc *= z[2]
 
 
-def _parts(steps: int, z: np.ndarray) -> list[slice]:
-    """Steps that are taken together, where they do not wait for each other: what belongs to them stays in the cache."""
+def _step_blocks(steps: int, z: np.ndarray) -> list[slice]:
+    """Return slices of steps whose arrays stay in the cache, for work in which steps do not wait for each other."""
     together = max(1, BLOCK // max(1, z[0].size))
     return [slice(start, min(steps, start + together)) for start in range(0, steps, together)]
 
@@ -332,9 +332,9 @@ def _rows(array: np.ndarray) -> np.ndarray:
 
 
 def _multiply(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """out = a b for a few rows a: so many at a time that OpenBLAS takes b as it is, and does not copy it first."""
+    """Compute out = a b by so few rows of a at a time that OpenBLAS does not copy b first."""
     most = SMALL // b.size
-    parts = -(-len(a) // most) if most >= MIN_ROWS else 1
-    for k in range(parts):
-        part = slice(len(a) * k // parts, len(a) * (k + 1) // parts)
-        np.dot(a[part], b, out[part])
+    count = -(-len(a) // most) if most >= MIN_ROWS else 1
+    for k in range(count):
+        rows = slice(len(a) * k // count, len(a) * (k + 1) // count)
+        np.dot(a[rows], b, out[rows])

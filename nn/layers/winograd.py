@@ -121,9 +121,9 @@ def cook_toom(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
     a[:-1] = points[:, None] ** np.arange(outputs)
     a[-1, -1] = 1
     for j, point in enumerate(points):
-        others = np.delete(points, j)
-        g[j] = point ** np.arange(taps) / np.prod(point - others)
-        b[:-1, j] = np.poly(others)[::-1]
+        rest = np.delete(points, j)
+        g[j] = point ** np.arange(taps) / np.prod(point - rest)
+        b[:-1, j] = np.poly(rest)[::-1]
     g[-1, -1] = 1
     b[:, -1] = np.poly(points)[::-1]
     return a, b, g
@@ -140,7 +140,7 @@ def _tiles(geometry) -> tuple[int, int]:
 
 
 def _pieces(n: int, geometry, channels: int):
-    """Yield (slice of images, slice of tile rows): whole images, or even parts of one; about MIN_TILES tiles."""
+    """Yield (slice of images, slice of tile rows): whole images, or even fractions of one; about MIN_TILES tiles."""
     th, tw = _tiles(geometry)
     tiles = max(MIN_TILES, VALUES // channels)
     rows = -(-th // -(-th * tw // tiles))

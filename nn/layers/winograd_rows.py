@@ -57,7 +57,7 @@ def _multiplications(geometry, channels: int, out_channels: int) -> float:
 
 
 def _larger(geometry) -> bool:
-    """Whether the image has so many more places than the output that roles are not exchanged for the kernel."""
+    """Return whether the image has so many more pixels than the output that roles are not exchanged for the kernel."""
     return 2 * math.prod(geometry.size) > 3 * math.prod(geometry.out)
 
 
@@ -119,7 +119,7 @@ def _kernel_gradient(x, gy, gradient, weight, y, geometry, pool) -> None:
 
 @cache
 def _transforms(size: int, outputs: int, padding: int, taps: int, dtype) -> tuple[list, list]:
-    """What takes rows of an image to slots, and slots to rows of outputs: lists of (tiles, first row, matrix).
+    """Return the transforms of image rows to slots, and of slots to output rows: lists of (tiles, first row, matrix).
 
     Tiles that see as many rows are one entry: the first starts at that row, the others m rows further each. The matrix
     has no columns for rows of padding, nor rows for outputs that are not there.
@@ -171,9 +171,9 @@ def _pieces(n: int, kernels, geometry, row):
     """Slices of as many images as make products that are SMALL, at least one."""
     width, spacing = row
     images = max(1, SMALL // (_tiles(geometry) * width // spacing * kernels[0].size))
-    parts = -(-n // images)
-    for i in range(parts):
-        yield slice(n * i // parts, n * (i + 1) // parts)
+    count = -(-n // images)
+    for i in range(count):
+        yield slice(n * i // count, n * (i + 1) // count)
 
 
 def _transform_weight(weight, pool) -> np.ndarray:

@@ -6,7 +6,7 @@
 | mlp.py, cnn.py, lenet.py | small ones |
 | alexnet.py, overfeat.py, vgg.py, googlenet.py, resnet.py | the classics of ImageNet, and their small kin |
 | transformer.py, lstm.py | of bytes: causal, and encoder; recurrent |
-| images.py | what those of images share |
+| images.py | the check of the images' shape |
 """
 
 from functools import partial

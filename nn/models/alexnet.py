@@ -17,7 +17,7 @@ from nn.models.images import image_shape
 def alexnet(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:
     """Five convolutions and three linear layers; 60,965,224 parameters for 227x227x3 and 1000 classes."""
     height, width, channels = image_shape("alexnet", in_shape, at_least=67)
-    left = _final_side(height) * _final_side(width) * 256
+    features = _final_side(height) * _final_side(width) * 256
     return Sequential(
         *(Conv2d(channels, 96, 11, stride=4, init=he), activation(), _norm(), MaxPool2d(3, stride=2)),
         *(Conv2d(96, 256, 5, padding=2, groups=2, init=he), activation(), _norm(), MaxPool2d(3, stride=2)),
@@ -25,7 +25,7 @@ def alexnet(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Se
         *(Conv2d(384, 384, 3, padding=1, groups=2, init=he), activation()),
         *(Conv2d(384, 256, 3, padding=1, groups=2, init=he), activation(), MaxPool2d(3, stride=2)),
         Flatten(),
-        *(Linear(left, 4096, init=he), activation(), Dropout(0.5)),
+        *(Linear(features, 4096, init=he), activation(), Dropout(0.5)),
         *(Linear(4096, 4096, init=he), activation(), Dropout(0.5)),
         Linear(4096, classes),
     )
@@ -37,7 +37,7 @@ def _norm() -> LocalResponseNorm:
 
 
 def _final_side(size: int) -> int:
-    """What the convolutions and pools leave of a side: 227 -> 55 -> 27 -> 13 -> 6."""
+    """Return the side of an image after all convolutions and pools: 227 -> 55 -> 27 -> 13 -> 6."""
     size = (size - 11) // 4 + 1
     for _ in range(3):
         size = (size - 3) // 2 + 1

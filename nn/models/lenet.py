@@ -61,5 +61,5 @@ def lenet5_1998(in_shape: Shape, classes: int, activation: type[Layer] = Tanh) -
 
 
 def _final_side(size: int) -> int:
-    """What two unpadded 5x5 convolutions, each pooled by 2, leave of a side."""
+    """Return the side of an image after two unpadded 5x5 convolutions, each pooled by 2."""
     return ((size - 4) // 2 - 4) // 2

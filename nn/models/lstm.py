@@ -30,7 +30,7 @@ def lstm(
         raise ShapeError(
             f"lstm takes sequences of ids (positions,), such as --data stdlib, given samples of shape {in_shape}"
         )
-    found: list[Layer] = [Embedding(classes, features, init=normal())]
+    stack: list[Layer] = [Embedding(classes, features, init=normal())]
     for _ in range(layers):
-        found += [LSTM(features, features, truncate=truncate), *([Dropout(dropout)] if dropout else [])]
-    return Sequential(*found, Linear(features, classes))
+        stack += [LSTM(features, features, truncate=truncate), *([Dropout(dropout)] if dropout else [])]
+    return Sequential(*stack, Linear(features, classes))

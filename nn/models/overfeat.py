@@ -16,7 +16,7 @@ from nn.models.images import image_shape
 def overfeat_fast(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:
     """Five convolutions and three linear layers; 145,920,872 parameters for 231x231x3 and 1000 classes."""
     height, width, channels = image_shape("overfeat-fast", in_shape, at_least=71)
-    left = _final_side(height) * _final_side(width) * 1024
+    features = _final_side(height) * _final_side(width) * 1024
     return Sequential(
         *(Conv2d(channels, 96, 11, stride=4, init=he), activation(), MaxPool2d(2)),
         *(Conv2d(96, 256, 5, init=he), activation(), MaxPool2d(2)),
@@ -24,12 +24,12 @@ def overfeat_fast(in_shape: Shape, classes: int, activation: type[Layer] = ReLU)
         *(Conv2d(512, 1024, 3, padding=1, init=he), activation()),
         *(Conv2d(1024, 1024, 3, padding=1, init=he), activation(), MaxPool2d(2)),
         Flatten(),
-        *(Linear(left, 3072, init=he), activation(), Dropout(0.5)),
+        *(Linear(features, 3072, init=he), activation(), Dropout(0.5)),
         *(Linear(3072, 4096, init=he), activation(), Dropout(0.5)),
         Linear(4096, classes),
     )
 
 
 def _final_side(size: int) -> int:
-    """What the convolutions and pools leave of a side: 231 -> 56 -> 28 -> 24 -> 12 -> 6."""
+    """Return the side of an image after all convolutions and pools: 231 -> 56 -> 28 -> 24 -> 12 -> 6."""
     return ((((size - 11) // 4 + 1) // 2) - 4) // 2 // 2

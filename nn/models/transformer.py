@@ -40,8 +40,8 @@ def transformer(
     """Predicts the next id at every position: causal pre-norm blocks.
 
     `tied` 1 takes the embedding's matrix for the output too; `positions` are learned, sinusoidal or rotary; `attention`
-    is whole, or computed by blocks, such as blocks:128. With `experts` every block has a `MixtureOfExperts` in place of
-    its linear layers, of which each position takes `top`, and with `shared` 1 one more expert, which all take.
+    is whole, or computed by blocks, such as blocks:128. With `experts` a `MixtureOfExperts` replaces the linear layers
+    of every block; each position takes `top` of the experts, and with `shared` 1 one more expert, which all take.
     """
     length = _length("transformer", in_shape, blocks)
     if positions not in POSITIONS:

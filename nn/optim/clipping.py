@@ -1,6 +1,6 @@
 """Gradient clipping, and the norms of tensors that lie in flat buffers, or in slices of them.
 
-Each clip is called with the gradients and changes them in place; optimizers take one as `clip=`. Norms are those of
+Each clip is called with the gradients and changes them in-place; optimizers take one as `clip=`. Norms are those of
 whole tensors, or of the whole gradient: where a buffer is only a slice of that, the squares of all slices are summed
 first. Sources: Mikolov 2012 (by value), Pascanu, Mikolov and Bengio 2013 (by norm). Cost: one pass over the gradients,
 and another where something has to be clipped.
@@ -18,7 +18,7 @@ from nn.arguments import Configured, Number
 from nn.core.layout import Region
 from nn.registry import register
 
-SumOverSlices = Callable[[np.ndarray], None]  # sums a small float64 array over all slices of a buffer, in place
+SumOverSlices = Callable[[np.ndarray], None]  # sums a small float64 array over all slices of a buffer, in-place
 BLOCK_BYTES = 120 * 1024  # what is worked on at a time, so that a block's operands stay in the cache
 
 
@@ -73,7 +73,7 @@ class Clip(Configured):
     limit: float
 
     def __call__(self, g: np.ndarray, region: Region, sum_over_slices: SumOverSlices | None = None) -> None:
-        """Clip the gradients g of a region in place.
+        """Clip the gradients g of a region in-place.
 
         Raises
         ------

@@ -66,7 +66,7 @@ class Vectors:
 
 @dataclass(frozen=True)
 class Point:
-    """A place on the search line: how far along, the loss there, and its slope along the line."""
+    """A point of the search line: its distance from the start, the loss there, and its slope along the line."""
 
     step: float
     loss: float
@@ -126,7 +126,7 @@ class LBFGS:
         self._pairs: list[tuple[str, str, float]] = []  # names of s and y, and 1 / s.y; oldest first
 
     def minimize(self, iterations: int) -> float:
-        """At most that many steps; returns the loss. `done` tells why it stopped early."""
+        """Make at most that many steps; return the loss. `done` says why it stopped early."""
         for _ in range(iterations):
             self.step()
             if self.done:
@@ -134,7 +134,7 @@ class LBFGS:
         return self.loss
 
     def step(self) -> float:
-        """One iteration: a direction, a line search along it, a new pair. Returns the loss at the new "w".
+        """Make one iteration: a direction, a line search along it, a new pair. Return the loss at the new "w".
 
         Raises
         ------
@@ -160,22 +160,22 @@ class LBFGS:
             self._direction()
             slope = -g_norm * g_norm
         first = self.lr * (1.0 if self._pairs else min(1.0, 1 / g_norm))
-        found = self._search(Point(0.0, self.loss, slope), first)
+        lower = self._search(Point(0.0, self.loss, slope), first)
         self.iterations += 1
-        if found is None:
+        if lower is None:
             v.copy("w", "w0")
             v.copy("g", "g0")
             if not self._pairs:
                 self.done = "no step along the negative gradient lowers the loss: as far as rounding allows"
             self._pairs.clear()  # once more, with the gradient alone
             return self.loss
-        self.loss = found.loss
-        self._add_pair(found.step)
+        self.loss = lower.loss
+        self._add_pair(lower.step)
         return self.loss
 
     def state(self) -> dict[str, np.ndarray]:
-        """What a run continues from, beside the vectors: name -> float64 array."""
-        pairs = np.full((self.history, 2), -1.0)  # the place of each pair and 1 / s.y, oldest first
+        """Return what a run continues from, beside the vectors: name -> float64 array."""
+        pairs = np.full((self.history, 2), -1.0)  # number of each pair's vectors and 1 / s.y, oldest first
         for row, (s, _, rho) in zip(pairs, self._pairs, strict=False):
             row[:] = int(s[1:]), rho
         return {
@@ -185,9 +185,9 @@ class LBFGS:
         }
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take over what `state` returned; the vectors are those of that time."""
+        """Restore what `state` returned; the vectors are those of that time."""
         self.loss, (self.iterations, self.evaluations) = float(state["loss"]), map(int, state["made"])
-        self._pairs = [(f"s{place:.0f}", f"y{place:.0f}", float(rho)) for place, rho in state["pairs"] if place >= 0]
+        self._pairs = [(f"s{i:.0f}", f"y{i:.0f}", float(rho)) for i, rho in state["pairs"] if i >= 0]
         self.done = ""
 
     def _evaluate(self) -> float:
@@ -221,7 +221,7 @@ class LBFGS:
         if len(self._pairs) < self.history:
             s, y = f"s{len(self._pairs)}", f"y{len(self._pairs)}"
         else:
-            s, y, _ = self._pairs.pop(0)  # the oldest pair's place
+            s, y, _ = self._pairs.pop(0)  # vectors of the oldest pair, to be overwritten
         v.copy(y, "g0")
         v.copy(s, "d")
         v.scale(s, step)
@@ -242,23 +242,23 @@ class LBFGS:
         return abs(here.slope) <= -self.c2 * start.slope
 
     def _search(self, start: Point, step: float) -> Point | None:
-        """A point where the strong Wolfe conditions hold, with "w" and "g" there; None if no lower one is found.
+        """Return a point where the strong Wolfe conditions hold, with "w" and "g" there; None if none is lower.
 
         The step doubles until it has passed a minimum; then the interval that holds one shrinks around it.
         """
         before, here = start, self._at(step)
-        for made in range(1, self.max_evaluations):
+        for evaluations in range(1, self.max_evaluations):
             if self._too_high(here, start) or (before is not start and here.loss >= before.loss):
-                return self._zoom(start, before, here, self.max_evaluations - made)
+                return self._zoom(start, before, here, self.max_evaluations - evaluations)
             if self._flat(here, start):
                 return here
             if here.slope >= 0:
-                return self._zoom(start, here, before, self.max_evaluations - made)
+                return self._zoom(start, here, before, self.max_evaluations - evaluations)
             before, here = here, self._at(2 * here.step)
         return here if here.loss < start.loss else None
 
     def _zoom(self, start: Point, low: Point, high: Point, evaluations: int) -> Point | None:
-        """The same between two points: `low` has the lowest loss so far, and its slope points towards `high`."""
+        """Search between two points: `low` has the lowest loss so far, and its slope points towards `high`."""
         here = high
         for _ in range(evaluations):
             here = self._at(between(low, high))
@@ -279,7 +279,7 @@ EPS = 1e-10  # of |s| |y|: less curvature than that is rounding
 
 
 def between(low: Point, high: Point) -> float:
-    """Where the cubic through both points, with their slopes, is least; in the middle where that is no good."""
+    """Return the minimum of the cubic through both points with their slopes; the middle where that is near an end."""
     width = high.step - low.step
     middle = low.step + width / 2
     if not math.isfinite(high.loss):

@@ -1,4 +1,4 @@
-"""Optimizers: updates in place on flat buffers.
+"""Optimizers: in-place updates on flat buffers.
 
 An optimizer holds hyper-parameters; its moments live in `slots`, flat buffers with the layout of the parameters. So a
 slice of a buffer is updated by the same code, and a `Region` tells what lies in it: where weight decay applies, and
@@ -128,7 +128,7 @@ class Optimizer(Configured):
         step : int
             Updates made before this one: 0 at the first.
         sum_over_slices : callable or None
-            Sums a small float64 array over all slices of the layout, in place. Needed where this region is not all of
+            Sums a small float64 array over all slices of the layout, in-place. Needed where this region is not all of
             it, by clipping, LARS and LAMB: a norm is that of a whole tensor.
         """
         if self.clip is not None:
@@ -144,7 +144,7 @@ class Optimizer(Configured):
         return self.rates.get(name, 1.0)
 
     def clip_gradients(self, g: np.ndarray, region: Region, sum_over_slices: SumOverSlices | None = None) -> None:
-        """Clip gradients in place; those of frozen arrays become 0 first, so that no norm counts them."""
+        """Clip gradients in-place; those of frozen arrays become 0 first, so that no norm counts them."""
         if self.clip is None:
             return
         for name, part, _ in region.tensors if self.rates or self.frozen else ():
@@ -441,7 +441,7 @@ def blocks(size: int, decayed: Iterable[slice], block: int) -> Iterator[tuple[sl
 
 
 def average(a: np.ndarray, x: np.ndarray, beta: float, work: np.ndarray) -> None:
-    """a = beta a + (1-beta) x, in place; work may be x."""
+    """Compute a = beta a + (1-beta) x in-place; work may be x."""
     np.multiply(x, 1 - beta, out=work)
     a *= beta
     a += work

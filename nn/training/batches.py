@@ -55,8 +55,8 @@ def batches(data: Any, trainer: Any, training: bool, what: str, batch: int | Non
         _refuse_batch(data, batch, what)
         return Batches(data, trainer, what)
     if not isinstance(data, Dataset):
-        given = instead_of_dataset(data) if isinstance(data, Data) else f"given {_kind(data)}"
-        raise TypeError(f"{what}: expected arrays (x, y), a Dataset or a Loader; {given}")
+        reason = instead_of_dataset(data) if isinstance(data, Data) else f"given {_kind(data)}"
+        raise TypeError(f"{what}: expected arrays (x, y), a Dataset or a Loader; {reason}")
     _check_shape(data, trainer, what)
     if batch is None:
         batch = TRAINING_BATCH if training else BATCH
@@ -144,8 +144,8 @@ def _of_arrays(x: Any, y: Any, what: str, trainer: Any) -> Dataset:
             and not hasattr(array, "__array__")
             and not isinstance(array, list | tuple)
         ):
-            made = "np.asarray(x, np.float32)" if name == "x" else "np.asarray(y)"
-            raise TypeError(f"{what}: {name} must be an array, given {_kind(array)}: {made} makes one")
+            call = "np.asarray(x, np.float32)" if name == "x" else "np.asarray(y)"
+            raise TypeError(f"{what}: {name} must be an array, given {_kind(array)}: {call} makes one")
     try:
         x = as_samples(
             trainer.network, list(x) if isinstance(x, tuple) else np.asarray(x) if hasattr(x, "__array__") else x
@@ -153,7 +153,7 @@ def _of_arrays(x: Any, y: Any, what: str, trainer: Any) -> Dataset:
         y = np.asarray(y)
     except ValueError as error:  # lists of different lengths
         raise DataError(f"{what}: targets must have one shape ({error})") from None
-    loss, given = trainer.whole_loss, y.shape
+    loss, y_shape = trainer.whole_loss, y.shape
     if loss.targets == "values" and y.dtype.kind in "biu":  # whole numbers, but no classes
         y = y.astype(trainer.network.dtype)
     column = y.ndim == 1 and y.dtype.kind == "f"
@@ -161,7 +161,7 @@ def _of_arrays(x: Any, y: Any, what: str, trainer: Any) -> Dataset:
     if loss.targets == "values" and y.shape[1:] != trainer.network.out_shape:  # NumPy would repeat them
         raise ValueError(
             f"{what}: {type(loss).__name__} compares outputs with values: targets must have their shape "
-            f"(N, {', '.join(map(str, trainer.network.out_shape))}), given {given}; classes go with "
+            f"(N, {', '.join(map(str, trainer.network.out_shape))}), given {y_shape}; classes go with "
             "nn.CrossEntropyLoss()"
         )
     return Dataset(x, y, what, ignore_index=loss.ignore_index)

@@ -44,7 +44,7 @@ class Progress(Callback):
         self.say = say or (lambda line: print(line, flush=True))
 
     def on_begin(self, training):
-        self.quiet = not training.trainer.writer
+        self.quiet = not training.trainer.is_writer
         self.started = self.last = time.perf_counter()
         self.count, self.samples = 0, training.samples
         self.unit = "images" if len(training.trainer.network.in_shape) == 3 else "samples"
@@ -93,8 +93,8 @@ class Progress(Callback):
         if done == self.done_before:  # resumed after an epoch's last step: the pace is not known yet
             return ""
         spent = time.perf_counter() - self.started
-        left = spent * (training.epochs - done) / (done - self.done_before)
-        return f"  {left:.0f} s left" if left < 120 else f"  {left / 60:.0f} min left"
+        remaining = spent * (training.epochs - done) / (done - self.done_before)
+        return f"  {remaining:.0f} s left" if remaining < 120 else f"  {remaining / 60:.0f} min left"
 
 
 class Metrics(Callback):
@@ -105,13 +105,13 @@ class Metrics(Callback):
         self.last: str | None = None  # the file's last line
 
     def on_begin(self, training):
-        if training.trainer.writer:
+        if training.trainer.is_writer:
             lines = [_line(record) for record in training.history]
             self.last = lines[-1] if lines else None
             write_atomically(self.path, "".join(lines).encode())
 
     def on_epoch(self, training, record):
-        if not training.trainer.writer:
+        if not training.trainer.is_writer:
             return
         if len(training.history) > 1 and _line(training.history[-2]) != self.last:
             self.on_begin(training)  # a later callback has added to the record of the epoch before
@@ -124,7 +124,7 @@ class Metrics(Callback):
             self.on_begin(training)
 
     def on_end(self, training):
-        if training.trainer.writer and training.history and _line(training.history[-1]) != self.last:
+        if training.trainer.is_writer and training.history and _line(training.history[-1]) != self.last:
             self.on_begin(training)
 
 
@@ -154,8 +154,8 @@ class ExpertLoad(Callback):
     SPANS = 50  # rows of an epoch
 
     def on_begin(self, training):
-        found = ((path, _innermost(layer)) for path, layer, _, _ in training.trainer.network.layers())
-        self.layers = {path: layer.experts for path, layer in found if isinstance(layer, MixtureOfExperts)}
+        inner = ((path, _innermost(layer)) for path, layer, _, _ in training.trainer.network.layers())
+        self.layers = {path: layer.experts for path, layer in inner if isinstance(layer, MixtureOfExperts)}
         if self.layers:
             self.number = {path: i for i, path in enumerate(self.layers)}
             self._clear()
@@ -401,11 +401,11 @@ class RestoreBest(Callback):
         if not failed:
             trainer.load_state_dict(state)
             self.epoch = training.restored = best
-        elif trainer.writer:
+        elif trainer.is_writer:
             problem = (
                 problem or f"{failed} other processes cannot read it: is {self.checkpoints.directory} on one host only?"
             )
             self.say(f"warning: the best epoch, {best}, cannot be put back, so the last one counts: {problem}")
 
 
-SAME = "step", "loss"  # entries that must agree in an epoch's record and in its checkpoint
+SAME = "step", "loss"  # values that must agree in an epoch's record and in its checkpoint

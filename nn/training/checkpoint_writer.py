@@ -78,19 +78,19 @@ class CheckpointWriter:
         if self.writing:
             wait([self.writing])
 
-    def poll(self, asked: bool | None, saved: bool) -> bool:
+    def poll(self, termination_requested: bool | None, saved: bool) -> bool:
         """Raise what went wrong on the thread; return whether to save and end. Called after every step.
 
         Parameters
         ----------
-        asked : bool or None
+        termination_requested : bool or None
             Whether this process was asked to end; None where that cannot be asked for.
         saved : bool
             Whether a checkpoint was begun after this step.
         """
         if self.writing and self.writing.done():
             self.finish()
-        return bool(asked)
+        return bool(termination_requested)
 
 
 def check_finite(name: str, array: np.ndarray) -> None:

@@ -2,11 +2,11 @@
 
 Each is one .npz file (no pickle, ever) with a line in manifest.json that gives its sha256. A file is written under a
 temporary name, flushed to the disk and renamed; the manifest follows last, in the same way. So whatever happens, the
-manifest lists only complete files, and a file that has changed since is found by its checksum. Where a file takes the
-place of another, as each best one does, the manifest first says that it may be either.
+manifest lists only complete files, and a file that has changed since is found by its checksum. Where a file replaces
+another, as each best one does, the manifest first says that it may be either.
 
-A line of the manifest may also have several files ("parts"), each with its sha256: a subclass writes and reads those
-(`Checkpoints.open`).
+A checkpoint may also have several files ("parts" in the manifest), each with its sha256: a subclass writes and reads
+those (`Checkpoints.open`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CheckpointError(RuntimeError):
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that readers see the old content or the new, never a part; a full disk leaves the old.
+    """Write a file so that readers see the old content or the new, never half of it; a full disk leaves the old.
 
     Raises
     ------
@@ -53,15 +53,15 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def json_text(value: object, indent: int | None = None) -> str:
-    """JSON of a record or a result: numbers that are not finite are null, for JSON has no NaN."""
+    """Return the JSON of a record or a result: numbers that are not finite are null, for JSON has no NaN."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
 def _finite(value: object) -> object:
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -71,23 +71,23 @@ def remove_temporary_files(directory: Path, names: Collection[str] | None = None
     With names, only what was to become a checkpoint of a step or one of these: others may write there just now.
     """
     with suppress(OSError):  # there is none, or it cannot be read
-        for left in directory.iterdir():
-            match = TEMPORARY.fullmatch(left.name)
+        for file in directory.iterdir():
+            match = TEMPORARY.fullmatch(file.name)
             if match and (names is None or match[1] in names or STEP.fullmatch(match[1])):
-                left.unlink(missing_ok=True)
+                file.unlink(missing_ok=True)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Hashed]:
-    """A file that takes the place of `path` at the end of the context, and not at all after an error in it.
+    """Replace `path` by the file of this context at its end, and not at all after an error in it.
 
-    Only of a regular file: in the place of a device (/dev/null, /dev/stdout) root would leave a file for everybody.
+    Only a regular file is replaced: otherwise root could replace a device (/dev/null, /dev/stdout) for everybody.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # as TEMPORARY
     file = None
     try:
         if path.exists() and (kind := special(path.stat().st_mode)):
-            raise OSError(errno.EINVAL, f"there is {kind}, which no file can take the place of")
+            raise OSError(errno.EINVAL, f"there is {kind}, which is not replaced by a file")
         temporary.unlink(missing_ok=True)
         with open(temporary, "xb") as raw:  # a new file: never through a link that somebody else has put there
             file = Hashed(raw)
@@ -154,7 +154,7 @@ class Checkpoints(Closed):
         return self.directory / "manifest.json"
 
     def entries(self) -> list[dict]:
-        """The manifest's lines, oldest first; [] where there is none.
+        """Return the manifest's entries, oldest first; [] where there is no manifest.
 
         Raises
         ------
@@ -164,7 +164,7 @@ class Checkpoints(Closed):
         return self._read_manifest()["checkpoints"]
 
     def facts(self) -> dict:
-        """What the manifest says of all checkpoints; {} where it says nothing. Raises as `entries`."""
+        """Return the facts that the manifest keeps for all checkpoints; {} where it has none. Raises as `entries`."""
         return self._read_manifest().get("facts", {})
 
     def _read_manifest(self) -> dict:
@@ -176,10 +176,10 @@ class Checkpoints(Closed):
             raise CheckpointError(f"{self._manifest} cannot be read ({error.strerror})") from error
         except ValueError as error:
             raise CheckpointError(f"{self._manifest} is not JSON ({error}): was it edited?") from error
-        found = content.get("format") if isinstance(content, dict) else None
-        if found not in FORMATS or isinstance(found, bool):
+        version = content.get("format") if isinstance(content, dict) else None
+        if version not in FORMATS or isinstance(version, bool):
             raise CheckpointError(
-                f"{self._manifest}: format {found!r:.40}, but this ringprop reads {' and '.join(map(str, FORMATS))}"
+                f"{self._manifest}: format {version!r:.40}, but this ringprop reads {' and '.join(map(str, FORMATS))}"
             )
         entries = content.get("checkpoints")
         for entry in entries if isinstance(entries, list) else [None]:
@@ -219,18 +219,15 @@ class Checkpoints(Closed):
         pairs = iter([("steps", state["steps"]), *state.items()] if isinstance(state, Mapping) else state)
         _, steps = first = next(pairs)
         file = f"{name or f'step-{int(steps):08d}'}.npz"
-        entries, there = [], None
-        for each in self.entries():
-            if each["file"] == file:
-                there = each
-            else:
-                entries.append(each)
+        entries = self.entries()
+        replaced = next((entry for entry in reversed(entries) if entry["file"] == file), None)
+        remaining = [entry for entry in entries if entry["file"] != file]
         with replacing(self.directory / file) as out:
             write_npz(out, chain([progress_entry(progress), first], pairs))
             entry = {"file": file, "sha256": out.sha256.hexdigest(), "named": name is not None}
-            if there and "sha256" in there:  # a file of this name
-                self._write_manifest([*entries, entry | {"before": self._content(there)}])
-        self.list_entries([*entries, entry], there)
+            if replaced and "sha256" in replaced:  # a file of this name
+                self._write_manifest([*remaining, entry | {"before": self._content(replaced)}])
+        self.list_entries([*remaining, entry], replaced)
         return self.directory / file
 
     # ------------------------------------------------------------------------------------------------- the manifest
@@ -241,8 +238,9 @@ class Checkpoints(Closed):
         dropped = latest[: -self.keep] if self.keep else latest
         listed = [entry for entry in entries if entry not in dropped]
         self._write_manifest(listed)
-        there = {file for entry in listed for file, _ in files_of(entry)}
-        for file in {file for entry in (*dropped, *filter(None, replaced)) for file, _ in files_of(entry)} - there:
+        listed_files = {file for entry in listed for file, _ in files_of(entry)}
+        removed = (*dropped, *filter(None, replaced))
+        for file in {file for entry in removed for file, _ in files_of(entry)} - listed_files:
             (self.directory / file).unlink(missing_ok=True)
 
     def _write_manifest(self, entries: list[dict]) -> None:
@@ -250,12 +248,12 @@ class Checkpoints(Closed):
         write_atomically(self._manifest, manifest.encode())
 
     def _content(self, entry: dict) -> str:
-        """The sha256 of what an entry's file holds: known, but where a run was killed while it replaced the file."""
+        """Return the sha256 of an entry's file; computed only if a run was killed while it replaced the file."""
         path = self.directory / entry["file"]
         return _sha256(path) if "before" in entry and path.exists() else entry["sha256"]
 
     def load(self, name: str | None = None) -> tuple[LazyState, dict, Path]:
-        """(state, progress, file) of the latest checkpoint that is whole, or of the one called `name`.
+        """Return (state, progress, file) of the latest checkpoint that is whole, or of the one called `name`.
 
         The arrays are read from the file when they are asked for. A damaged one is named in a warning, and the one
         before it is used.
@@ -301,22 +299,22 @@ class Checkpoints(Closed):
         for file, sha256 in files_of(entry):
             of = f"its part {file}: " if "parts" in entry else ""
             try:
-                found = _sha256(self.directory / file)
+                actual = _sha256(self.directory / file)
             except OSError as error:
                 raise ValueError(f"{of}{error.strerror}") from error
-            if found not in (sha256, entry.get("before")):
+            if actual not in (sha256, entry.get("before")):
                 raise ValueError(
-                    f"{of}sha256 is {found[:12]}..., the manifest says {sha256[:12]}...: the file has changed"
+                    f"{of}sha256 is {actual[:12]}..., the manifest says {sha256[:12]}...: the file has changed"
                 )
 
 
 def files_of(entry: dict) -> list[tuple[str, str]]:
-    """(file, sha256) of all files of a line of the manifest."""
-    return [(each["file"], each["sha256"]) for each in entry.get("parts", [entry])]
+    """Return (file, sha256) of all files of an entry of the manifest."""
+    return [(part["file"], part["sha256"]) for part in entry.get("parts", [entry])]
 
 
 def _is_entry(entry) -> bool:
-    """Whether this is a line of a manifest; its files must lie beside it, for `save` removes old ones."""
+    """Return whether this is an entry of a manifest; its files must lie beside it, for `save` removes old ones."""
     if not (isinstance(entry, dict) and isinstance(entry.get("named"), bool) and _is_file(entry.get("file"))):
         return False
     if "parts" not in entry:
@@ -325,8 +323,8 @@ def _is_entry(entry) -> bool:
     return (
         isinstance(parts, list)
         and len(parts) > 0
-        and all(isinstance(each, dict) and _is_file(each.get("file")) for each in parts)
-        and all(isinstance(each.get("sha256"), str) for each in parts)
+        and all(isinstance(part, dict) and _is_file(part.get("file")) for part in parts)
+        and all(isinstance(part.get("sha256"), str) for part in parts)
     )
 
 
@@ -335,12 +333,12 @@ def _is_file(name) -> bool:
 
 
 def progress_entry(progress: dict) -> tuple[str, np.ndarray]:
-    """The progress as an entry of a file."""
+    """Return the progress as an entry of a file."""
     return PROGRESS, np.array(json.dumps(progress))
 
 
 def write_npz(out: Hashed, pairs: Iterable[tuple[str, np.ndarray]]) -> None:
-    """An .npz file, as numpy.savez makes it, of arrays that come one by one."""
+    """Write an .npz file, as numpy.savez does, of arrays that come one by one."""
     written = set()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
         for name, array in pairs:

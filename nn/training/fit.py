@@ -224,17 +224,18 @@ def _measuring(trainer: Trainer, metrics: Measures):
 
 def _as_list(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
     """Return the callbacks as a list; refuse what is no callback, and methods that are never called."""
-    found = list(callbacks) if isinstance(callbacks, Iterable) and not isinstance(callbacks, type) else [callbacks]
-    for callback in found:
+    is_several = isinstance(callbacks, Iterable) and not isinstance(callbacks, type)
+    callbacks = list(callbacks) if is_several else [callbacks]
+    for callback in callbacks:
         if not isinstance(callback, Callback):
-            made = ", the class itself: call it" if isinstance(callback, type) else ""
-            raise TypeError(f"fit: callbacks are instances of nn.Callback, given {callback!r:.80}{made}")
+            hint = ", the class itself: call it" if isinstance(callback, type) else ""
+            raise TypeError(f"fit: callbacks are instances of nn.Callback, given {callback!r:.80}{hint}")
         if never := [name for name in dir(callback) if name.startswith("on_") and not hasattr(Callback, name)]:
             raise TypeError(
                 f"fit: {type(callback).__name__} has {', '.join(never)}, which is never called: callbacks have "
                 f"{', '.join(name for name in dir(Callback) if name.startswith('on_'))}"
             )
-    return found
+    return callbacks
 
 
 def _rate(rate: float, step: int) -> float:
@@ -273,8 +274,8 @@ def _in_data_set(training: Training, error: NonFiniteLoss) -> NonFiniteLoss:
         return error
     first = training.batch * training.train.batch
     order = training.train.order(training.first_epoch + training.epoch)
-    found = [int(order[first + i]) for i in error.samples[:5]]
-    return NonFiniteLoss(f"{error} In the data set: samples {found}.", error.samples)
+    samples = [int(order[first + i]) for i in error.samples[:5]]
+    return NonFiniteLoss(f"{error} In the data set: samples {samples}.", error.samples)
 
 
 def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumulate: int) -> None:

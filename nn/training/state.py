@@ -70,12 +70,12 @@ def fitting_weights(
     """Return (state to start from, names of newly drawn parameters): see `Trainer.load_weights`."""
     if isinstance(weights, str | os.PathLike):
         raise TypeError(f"load_weights takes weights, given a path: load_weights(nn.load({str(weights)!r}))")
-    given = weights if isinstance(weights, Mapping) else weights.state_dict()
+    arrays = weights if isinstance(weights, Mapping) else weights.state_dict()
     state, new = {}, []
     for name, (shape, dtype) in state_kinds(network, optimizer.slots).items():
         prefix, _, array = name.partition("/")
-        if prefix in ("param", "state") and name in given and given[name].shape == shape:
-            state[name] = given[name].astype(dtype)
+        if prefix in ("param", "state") and name in arrays and arrays[name].shape == shape:
+            state[name] = arrays[name].astype(dtype)
         elif prefix in ("param", "state"):
             layout = network.layout if prefix == "param" else network.buffer_layout
             state[name] = np.broadcast_to(layout.draw(array, seed), shape).astype(dtype)
@@ -85,6 +85,6 @@ def fitting_weights(
     if len(new) == len(network.layout.specs):
         raise ValueError(
             f"no parameter of {network.name} has the name and shape of one of these weights, which have "
-            f"{', '.join(key[6:] for key in given if key.startswith('param/'))[:200]}"
+            f"{', '.join(key[6:] for key in arrays if key.startswith('param/'))[:200]}"
         )
     return state, new

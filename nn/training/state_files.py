@@ -64,7 +64,7 @@ def read_object(file: Archive, name: str) -> dict:
     ValueError
         It is something else.
     """
-    found = parse_json(file.text(name, TABLE))
-    if not isinstance(found, dict):
-        raise ValueError(f"{name} must be an object, given {found!r:.40}")
-    return found
+    value = parse_json(file.text(name, TABLE))
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be an object, given {value!r:.40}")
+    return value

@@ -137,7 +137,7 @@ class Trainer(Closed):
         Of mixed precision.
     shard : (index, count)
         The shard of every global batch that this trainer expects from the loader.
-    writer : bool
+    is_writer : bool
         Whether this process writes files and the log: one of those that train together does.
     name : str
         Name of the strategy, for the log.
@@ -156,7 +156,7 @@ class Trainer(Closed):
     constant = ("network", "loss", "optimizer", "seed")
     instead = INSTEAD
     shard = (0, 1)
-    writer = True
+    is_writer = True
     searches = False  # whether a step may evaluate the batch several times: see Optimizer.searches
     name = "Trainer"
 
@@ -425,7 +425,7 @@ class Trainer(Closed):
         `first` is the index of the first sample in the global batch. `accumulate`: add to the gradients, not overwrite.
         """
         batch = self.ctx.micro_batch
-        batch.training, batch.step, batch.sample, batch.accumulate = True, self.steps, first, accumulate
+        batch.training, batch.step, batch.start, batch.accumulate = True, self.steps, first, accumulate
         batch.total = total
         if not len(x) and not self.computes_empty_shards:
             if not accumulate:
@@ -503,7 +503,7 @@ class Trainer(Closed):
 
     def check_forward(self, micro: tuple[int, np.ndarray]) -> NotFinite | None:
         """Return where the first value that is not finite appears in the forward pass of a micro-batch."""
-        self.ctx.micro_batch.sample, x = micro
+        self.ctx.micro_batch.start, x = micro
         return self.local_network.first_bad(self.p, x, self.ctx) if len(x) else None
 
     def predict(self, x: np.ndarray, batch: int = BATCH) -> np.ndarray:
@@ -704,15 +704,16 @@ def check_parts(network: Network, loss: Loss, optimizer: Optimizer, seed: int, s
 
     `searches`: whether this trainer can evaluate a batch several times in a step.
     """
-    for name, given, kind, example in (
+    for name, value, kind, example in (
         ("network", network, Network, "nn.Network(layers, in_shape)"),
         ("loss", loss, Loss, "nn.CrossEntropyLoss()"),
         ("optimizer", optimizer, Optimizer, "nn.SGD(lr=0.1)"),
     ):
-        if not isinstance(given, kind):
-            made = "the class itself: call it" if isinstance(given, type) and issubclass(given, kind) else "it is none"
+        if not isinstance(value, kind):
+            is_class = isinstance(value, type) and issubclass(value, kind)
+            hint = "the class itself: call it" if is_class else "it is none"
             article = "an" if name == "optimizer" else "a"
-            raise TypeError(f"a trainer takes {article} {name}, such as {example}, given {given!r:.80} ({made})")
+            raise TypeError(f"a trainer takes {article} {name}, such as {example}, given {value!r:.80} ({hint})")
     if optimizer.searches and not searches:
         raise TypeError(
             f"{type(optimizer).__name__} evaluates a batch several times in a step: train with parallel.Sandblaster, "

@@ -88,7 +88,7 @@ class Training(Closed):
 class Callback:
     """Base of what `fit` calls while it trains.
 
-    Every process calls its callbacks, in the same order: print and write files only where `training.trainer.writer` is.
+    Every process calls its callbacks, in the same order: print and write files only if `training.trainer.is_writer`.
 
     Examples
     --------

@@ -380,7 +380,7 @@ def lost_best(trainer: RunTrainer, kept: checkpoints.Checkpoints, history: list[
     """The best epoch, where its weights are not saved and the last checkpoint is of the epoch before; else 0 (all
     ranks)."""
     best = 0
-    if metric and history and trainer.writer:
+    if metric and history and trainer.is_writer:
         best = callbacks.best_epoch(history, metric, nn.metrics.direction(metric, None, trainer.metrics))
         if saved_epoch(kept, "best") >= best or saved_epoch(kept) != best - 1:
             best = 0

@@ -114,7 +114,7 @@ class Ledger(Callback):
 
     def on_epoch(self, training, record):
         trainer, found, problem = training.trainer, 0, ""
-        if trainer.writer:
+        if trainer.is_writer:
             try:
                 found = self.check(record["epoch"] - 1, training.train.batch, len(training.train.dataset))
             except LedgerError as error:

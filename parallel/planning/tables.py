@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nn.tables import text_table
 from parallel.planning.job import Prediction
 
 
@@ -43,17 +44,7 @@ def table(found: Sequence[Scaled], batch: int, run: Run = Run(), memory: float =
         line += [seconds(3600 * run.hours(p, batch))] * bool(run.samples)
         line += [f"{run.cost(p, batch):,.2f}"] * bool(run.price and run.samples)
         lines.append([*line, p.note if p.memory <= memory else f"does not fit; {p.note}".rstrip("; ")])
-    return columns(heads, lines, left=(1, len(heads) - 1))
-
-
-def columns(heads: Sequence[str], lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """Return text in columns, those in `left` aligned left, the others right."""
-    widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
-    rows = [
-        "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        for row in (heads, *lines)
-    ]
-    return "\n".join(row.rstrip() for row in rows)
+    return text_table([heads, *lines], left=(1, len(heads) - 1))
 
 
 def seconds(value: float) -> str:

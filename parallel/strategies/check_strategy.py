@@ -116,7 +116,7 @@ class _Case:
     def state(self, trainer) -> dict[str, np.ndarray]:
         """Return the whole state on all ranks (collective)."""
         state = {name: np.array(array) for name, array in trainer.state_dict().items()}
-        return self.communicator.bcast(state if trainer.writer else None)
+        return self.communicator.bcast(state if trainer.is_writer else None)
 
     def compare(self, found: dict, wanted: dict, what: str) -> float:
         """Require equal names, and return by how much arrays differ, relative to the largest entry."""

@@ -212,7 +212,7 @@ def whole_parameters(trainer):
     layout = trainer.network.layout
     found = layout.zeros(trainer.network.dtype)
     for name, array in trainer.table.items("param/"):
-        if trainer.writer:
+        if trainer.is_writer:
             found[layout.slices[name.removeprefix("param/")]] = array.reshape(-1)
     return found
 

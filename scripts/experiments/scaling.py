@@ -344,7 +344,8 @@ def keep(options, task: dict, network, found: list[dict]) -> None:
 
 def tell(options, task: dict) -> int:
     """Print and draw all points."""
-    from parallel.planning.tables import columns, seconds
+    from nn.tables import text_table
+    from parallel.planning.tables import seconds
 
     content = read(options, task)
     points = content["points"]
@@ -354,7 +355,7 @@ def tell(options, task: dict) -> int:
         lines[-1] += [seconds(p["predicted"]), f"{p['apart']:+.1%}", f"{p['least']:+.0%} to {p['most']:+.0%}"]
         lines[-1].append("; ".join(marks(p)))
     heads = ["strategy", "scaling", "ranks", "samples", "measured", "predicted", "apart", "of turns", ""]
-    print("\n" + columns(heads, lines, left=(0, 1, 8)))
+    print("\n" + text_table([heads, *lines], left=(0, 1, 8)))
     near = sum(abs(p["apart"]) <= NEAR for p in points)
     print(f"{near} of {len(points)} predictions are within {NEAR:.0%} of what was measured")
     laws = fitted(points)

@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402 - what follows is found beside this file, installed or not
 
 import nn  # noqa: E402
-from nn.analysis.inspection import table  # noqa: E402
+from nn.tables import text_table  # noqa: E402
 from nn.training.checkpoints import write_atomically  # noqa: E402
 from parallel.command import factory  # noqa: E402
 from parallel.command.arguments import Parser, new_directory, whole  # noqa: E402
@@ -258,7 +258,7 @@ def report(search: Search, rows: list[dict], best: dict, test: dict[str, float])
             [str(row["trial"]), *(row["values"][name] for name in columns), score, str(row["epoch"] or "")]
             + [f"{row['seconds']:.1f}", mark]
         )
-    print("\n" + table(cells))
+    print("\n" + text_table(cells))
     words = [*search.base, *flags(best["values"])]
     content = {"trials": rows, "chosen": best["trial"], "test": test, "options": words}
     write_atomically(search.out / "selection.json", (json.dumps(content, indent=1) + "\n").encode())

@@ -163,16 +163,16 @@ def test_recompute_sees_the_pass_as_it_was():
     network.layout.initialize(buffer, 0)
     p, g, ctx = network.layout.views(buffer), network.layout.views(gradients), network.context()
     ctx.network_context.input_gradient = True
-    ctx.micro_batch.sample, ctx.micro_batch.step = 3, 7
+    ctx.micro_batch.start, ctx.micro_batch.step = 3, 7
     y, saved = network.forward(p, sample(), ctx)
     gy = np.ones_like(y)
-    ctx.micro_batch.sample, ctx.micro_batch.step, ctx.micro_batch.training = 11, 8, False
+    ctx.micro_batch.start, ctx.micro_batch.step, ctx.micro_batch.training = 11, 8, False
     seen = []
     ctx.network_context.after_forward = lambda path, layer, y: seen.append(path)
     gx = network.backward(p, g, gy, saved, ctx)
-    assert (ctx.micro_batch.sample, ctx.micro_batch.step, ctx.micro_batch.training, seen) == (11, 8, False, [])
+    assert (ctx.micro_batch.start, ctx.micro_batch.step, ctx.micro_batch.training, seen) == (11, 8, False, [])
     x = sample()
-    ctx.micro_batch.sample, ctx.micro_batch.step, ctx.micro_batch.training = 3, 7, True
+    ctx.micro_batch.start, ctx.micro_batch.step, ctx.micro_batch.training = 3, 7, True
     eps, d = 1e-6, sample(seed=5)
     difference = (
         (network.forward(p, x + eps * d, ctx)[0].sum() - network.forward(p, x - eps * d, ctx)[0].sum()) / eps / 2

@@ -14,12 +14,12 @@ from nn.layers.dropout import Dropout, keep_mask
 
 
 def masked(ctx, shape=(8, 5), rate=0.5):
-    return keep_mask(Dropout(rate).kept, shape, ctx).copy()
+    return keep_mask(Dropout(rate).keep_count, shape, ctx).copy()
 
 
 def a_run(layer=None, seed=0, step=0, sample=0):
     ctx = Network(layer or Dropout(), (5,), np.float64).context(seed=seed)
-    ctx.micro_batch.step, ctx.micro_batch.sample = step, sample
+    ctx.micro_batch.step, ctx.micro_batch.start = step, sample
     return ctx
 
 
@@ -97,7 +97,7 @@ def test_some_positions_have_the_masks_of_all(positions):
     for shape in ((4, 9, 7), (3, 9), (2, 9, 3, 5), (5, 9, 16)):
         for sample in (0, 3):
             whole, mine = (
-                keep_mask(Dropout(0.4).kept, shape, a_run(sample=sample), at)
+                keep_mask(Dropout(0.4).keep_count, shape, a_run(sample=sample), at)
                 for at in (None, np.array(positions, np.int64))
             )
             np.testing.assert_array_equal(mine, whole[:, positions])
@@ -105,5 +105,5 @@ def test_some_positions_have_the_masks_of_all(positions):
 
 def test_no_samples_have_an_empty_mask():
     """As on a rank of a pipeline whose micro-batch is empty."""
-    assert keep_mask(Dropout(0.4).kept, (0, 3, 2), a_run()).shape == (0, 3, 2)
-    assert keep_mask(Dropout(0.4).kept, (0, 3, 2), a_run(), np.array([0, 2])).shape == (0, 2, 2)
+    assert keep_mask(Dropout(0.4).keep_count, (0, 3, 2), a_run()).shape == (0, 3, 2)
+    assert keep_mask(Dropout(0.4).keep_count, (0, 3, 2), a_run(), np.array([0, 2])).shape == (0, 2, 2)

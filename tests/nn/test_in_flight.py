@@ -92,7 +92,7 @@ class Pass:
     def compute(self, order: str, accumulate: bool = False):
         """Gradients, the micro-batches' input gradients and what was told to be finished, in an order such as F0 B0."""
         parts = {"0": FIRST, "1": SECOND}
-        batches = {name: MicroBatch(step=3, sample=part.start) for name, part in parts.items()}
+        batches = {name: MicroBatch(step=3, start=part.start) for name, part in parts.items()}
         ctx, told, gx, saved = self.ctx, [], {}, {}
         if self.listens:
             ctx.network_context.on_gradients_ready = lambda end: told.append((end, self.g[:end].copy()))
@@ -238,7 +238,7 @@ def test_what_a_micro_batch_is_told_changes_its_masks():
     """A control: another first sample or step draws other masks, so the tests above would notice."""
     given = Pass(Network(Sequential(nn.Linear(8, 6), nn.Dropout(0.5)), (8,), np.float64))
     masks = []
-    for batch in MicroBatch(), MicroBatch(sample=3), MicroBatch(step=1), MicroBatch(training=False):
+    for batch in MicroBatch(), MicroBatch(start=3), MicroBatch(step=1), MicroBatch(training=False):
         y, _ = given.network.forward(given.p, given.x, given.ctx, batch)
         masks.append((y != 0).tobytes())
     assert len(set(masks)) == 4

@@ -364,7 +364,7 @@ def test_counted_random_numbers():
     assert single.dtype == np.float32 and np.abs(single - numbers).max() < 1e-7
     assert numbers.shape == (9, 2, 3) and 0 <= numbers.min() < numbers.max() < 1
     assert not np.array_equal(ctx.random((9, 2, 3), "other"), numbers)
-    ctx.micro_batch.sample = 4
+    ctx.micro_batch.start = 4
     assert np.array_equal(ctx.random((5, 2, 3)), numbers[4:]), "by the sample's place in the global batch"
     ctx.micro_batch.step = 1
     assert not np.array_equal(ctx.random((5, 2, 3)), numbers[4:])

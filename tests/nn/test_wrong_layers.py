@@ -83,7 +83,7 @@ def test_a_network_that_is_one_layer():
 def test_what_is_right_is_looked_at_once_in_training_and_once_in_evaluation():
     one = trainer(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
     one.predict(X)
-    assert all(child.unchecked.seen == {False} for child in one.ctx.children)
+    assert all(child.unchecked.checked_modes == {False} for child in one.ctx.children)
     one.step(X, Y)
     assert all(each.unchecked is None for each in (one.ctx, *one.ctx.children))
 

@@ -94,7 +94,7 @@ def assert_equals_one_process(make, models=tuple(MODELS), optimizers=tuple(OPTIM
                 case = f"{many.name}, {model}, {optimizer}, {CLIPS[clip]}"
                 np.testing.assert_allclose(train(many, model), losses, rtol=1e-12, atol=0, err_msg=case)
                 want, got = one.state_dict(), many.state_dict()
-                if many.writer:
+                if many.is_writer:
                     assert want.keys() == dict(got).keys(), case
                     for name, array in want.items():
                         if array.ndim and array.size:

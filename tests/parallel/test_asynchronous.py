@@ -104,7 +104,7 @@ def test_in_step_the_servers_make_the_step_of_data_parallelism(comm):
             many = make()
             train(many, "mlp")
             many.check_replicas()
-            worst = difference(many.flat_parameters, one.flat_parameters) if many.writer else 0
+            worst = difference(many.flat_parameters, one.flat_parameters) if many.is_writer else 0
             assert worst < 1e-12, (servers, place, worst)
             ends.add(many.digest())
             free(many)

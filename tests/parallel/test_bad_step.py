@@ -24,7 +24,7 @@ EVERYTHING = [
 def kept(trainer) -> dict[str, np.ndarray]:
     """Copies of the state: all ranks take part, rank 0's counts."""
     found = {name: np.array(array) for name, array in trainer.state_items()}
-    return found if trainer.writer else {}
+    return found if trainer.is_writer else {}
 
 
 def assert_a_bad_step_changes_nothing(trainer, parts: int) -> None:
@@ -37,7 +37,7 @@ def assert_a_bad_step_changes_nothing(trainer, parts: int) -> None:
     with pytest.raises(nn.NonFiniteLoss, match="the input"):
         trainer.step(x, y, total, accumulate=parts)
     after = kept(trainer)
-    if not trainer.writer:
+    if not trainer.is_writer:
         return
     moved = [name for name in before if not np.array_equal(before[name], start[name])]
     assert any(name.startswith("state/") for name in moved), "control: a good step does change them"

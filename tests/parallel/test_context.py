@@ -73,7 +73,7 @@ def many_ranks(comm, model, length, attention, **how):
 def assert_same(many, one, losses, length):
     np.testing.assert_allclose(train(many, length), losses, rtol=1e-12, err_msg=many.describe())
     want, got = one.state_dict(), many.state_dict()
-    there = many.writer or not many.scattered
+    there = many.is_writer or not many.scattered
     for name, array in want.items() if there else ():
         if name.endswith(".load"):
             continue  # the mean over the ranks: in proportion

@@ -142,7 +142,7 @@ def test_values_that_are_not_finite_are_traced_on_all_ranks(comm, ranks, mesh):
     _, losses = one_process("causal")
     assert train(many, LENGTH)[0] == pytest.approx(losses[0], rel=1e-12)
     state = many.state_dict()
-    if many.writer:
+    if many.is_writer:
         state[max(name for name in state if name.startswith("param/"))][...] = np.nan
     many.load_state_dict(state)
     with pytest.raises(nn.NonFiniteLoss, match="is in parameter"):

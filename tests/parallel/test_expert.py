@@ -71,7 +71,7 @@ def assert_same(many, model, **how):
     losses = train(one)
     np.testing.assert_allclose(train(many, **how), losses, rtol=1e-12, err_msg=many.describe())
     got = many.state_dict()
-    if many.writer:
+    if many.is_writer:
         assert_same_state(got, one.state_dict(), many.describe())
     many.check_replicas()
     x, y, _ = batches((0, 1))[0]
@@ -136,7 +136,7 @@ def test_a_checkpoint_continues_on_every_mesh(comm, ranks):
         state = before.state_dict()
         if how is not None:
             fragments = GatheredFragments(comm.allgather(list(before.fragments())))
-            if before.writer:
+            if before.is_writer:
                 assert {name: array.tobytes() for name, array in state.items()} == {
                     name: fragments[name].tobytes() for name in state
                 }
@@ -147,7 +147,7 @@ def test_a_checkpoint_continues_on_every_mesh(comm, ranks):
             after.load_state_dict(state)
             np.testing.assert_allclose(steps(after, slice(2, 4)), losses[2:], rtol=1e-12, err_msg=f"{first}, {second}")
             got = after.state_dict()
-            if after.writer:
+            if after.is_writer:
                 assert_same_state(got, want, f"{first}, {second}")
             if then is not None:
                 after.close()

@@ -53,7 +53,7 @@ def assert_same(many, one, losses):
     np.testing.assert_array_equal(many.loss_scale.array, one.loss_scale.array)
     many.check_replicas()
     state = many.state_dict()
-    assert not many.writer or difference(state, one.state_dict()) < 1e-12, many.describe()
+    assert not many.is_writer or difference(state, one.state_dict()) < 1e-12, many.describe()
     many.close()
 
 

@@ -41,7 +41,7 @@ def then_hold(threads, asked=None):
     def hold(self, training, loss):
         on_step(self, training, loss)
         end = time.monotonic() + {2 * PATIENCE}
-        if training.trainer.steps == 250 and training.trainer.writer:  # the other ranks wait for it in their sum
+        if training.trainer.steps == 250 and training.trainer.is_writer:  # the other ranks wait for it in their sum
             while not self.termination.requested and time.monotonic() < end:
                 time.sleep(0.01)
 

@@ -47,9 +47,9 @@ def test_computes_what_one_process_computes(comm, ranks):
             if parts == 1:
                 np.testing.assert_allclose(found, losses, rtol=1e-12, err_msg=scheme)
                 want, got = one.state_dict(), many.state_dict()
-                for name in want if many.writer else ():
+                for name in want if many.is_writer else ():
                     assert difference(np.asarray(got[name]), want[name]) < 1e-12 or not np.any(want[name]), name
-                assert many.writer == bool(got)
+                assert many.is_writer == bool(got)
             many.check_replicas()
             x, y, _ = batches("cnn", many.shard, 3)[2]
             whole_x, whole_y, _ = batches("cnn", (0, 1), 3)[2]
@@ -115,7 +115,7 @@ def test_statistics_are_those_of_data_parallelism(comm):
     for batch in batches("cnn", many.shard, 3):
         assert many.step(*batch) == pytest.approx(other.step(*batch), rel=1e-12)
     want, got = other.state_dict(), many.state_dict()
-    for name in want if many.writer else ():
+    for name in want if many.is_writer else ():
         np.testing.assert_allclose(got[name], want[name], rtol=1e-10, atol=1e-12, err_msg=name)
     many.close()
     other.close()
@@ -161,7 +161,7 @@ def test_normalisation_behind_the_boundary_sees_all_samples(comm):
         for mine, whole in zip(batches("cnn", many.shard, 3), batches("cnn", (0, 1), 3), strict=True):
             assert many.step(*mine) == pytest.approx(one.step(*whole), rel=1e-12)
         want, got = one.state_dict(), many.state_dict()
-        for name in want if many.writer else ():
+        for name in want if many.is_writer else ():
             np.testing.assert_allclose(got[name], want[name], rtol=0, atol=1e-12, err_msg=f"{scheme} {name}")
         many.close()
     for scheme in "turns", "shares":

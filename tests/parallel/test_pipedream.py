@@ -63,7 +63,7 @@ def simulate(
             z, saved = x[rows], []
             for s, part in enumerate(parts):
                 p, ctx = part.layout.views(history[s][seen(b, s)].copy()), runs[s][b % replicas[s]]
-                batch = MicroBatch(step=step, sample=rows.start)
+                batch = MicroBatch(step=step, start=rows.start)
                 z, kept = part.forward(p, z, ctx, batch)
                 saved.append((p, kept, ctx, batch))
             each, gy = loss(z, y[rows], len(z) * loss.rows(network.out_shape), runs[-1][0])

@@ -167,7 +167,7 @@ def fingerprint(trainer, model, epochs=1):
         losses += nn.evaluate(trainer, test).values()
     state = {name: np.array(array) for name, array in trainer.state_items()}
     sha = hashlib.sha256(b"".join(array.tobytes() for _, array in sorted(state.items())))
-    return losses, sha.hexdigest() if trainer.writer else ""
+    return losses, sha.hexdigest() if trainer.is_writer else ""
 
 
 @cache

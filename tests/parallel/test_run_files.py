@@ -71,7 +71,7 @@ def test_no_file_takes_the_place_of_a_device(tmp_path, kind):
     file = tmp_path / "page.html"
     file.symlink_to("/dev/null") if kind == "device" else os.mkfifo(file)
     before = file.lstat()
-    with pytest.raises(OSError, match=f"page.html .there is a {kind}, which no file can take the place of"):
+    with pytest.raises(OSError, match=f"page.html .there is a {kind}, which is not replaced by a file"):
         write_atomically(file, b"text")
     assert file.lstat() == before and os.listdir(tmp_path) == ["page.html"]
 

@@ -268,7 +268,7 @@ def test_on_ranks_as_in_one_process(comm, tmp_path_factory):
             state, want = many.state_dict(), one.state_dict()
             many.check_replicas()
             assert many.digest() == one.digest(), "the same bits for as many shards"
-            if many.writer:
+            if many.is_writer:
                 assert state.keys() == want.keys()
                 for name, array in want.items():
                     assert np.array_equal(array, state[name]), name

@@ -110,7 +110,7 @@ def together(comm, make, optimizer="adam", clip=0, kind="SpatialParallel", sync=
 def assert_same(many, one, losses, **options):
     np.testing.assert_allclose(train(many, one.network, **options), losses, rtol=1e-12, err_msg=many.describe())
     want, got = one.state_dict(), many.state_dict()
-    there = many.writer or not many.scattered
+    there = many.is_writer or not many.scattered
     assert not there or want.keys() == {name for name in got if not name.startswith("compress/")}
     for name, array in want.items() if there else ():
         scale = np.abs(array).max() or 1.0 if array.size else 1.0

@@ -110,7 +110,7 @@ def test_stages_compute_what_the_whole_network_computes(make):
             ctx.network_context.on_gradients_ready = ends.append
         ps = [part.layout.views(buffer) for part, buffer in zip(parts, buffers, strict=True)]
         gs = [part.layout.views(buffer) for part, buffer in zip(parts, gradients, strict=True)]
-        batches = [MicroBatch(step=2, sample=3) for _ in parts]
+        batches = [MicroBatch(step=2, start=3) for _ in parts]
         y, saved = forward(parts, ps, runs, x, batches)
         out = y.copy()
         backward(parts, ps, gs, runs, y * y, saved, batches)

@@ -40,7 +40,7 @@ def one_process(optimizer, clip=0, loss=None):
 
 def assert_same_state(many, one):
     want, got = one.state_dict(), many.state_dict()
-    if many.writer:
+    if many.is_writer:
         assert want.keys() == got.keys()
         for name, array in want.items():
             np.testing.assert_allclose(
@@ -79,12 +79,12 @@ def test_checkpoints_hold_whole_tensors(comm, ranks):
         half = nn.Trainer(language_model(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
         steps(half, 2)
         many = make(comm, way=way)(language_model(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"]())
-        many.load_state_dict(half.state_dict() if many.writer else {})
+        many.load_state_dict(half.state_dict() if many.is_writer else {})
         np.testing.assert_allclose(steps(many, 4, 2, parts=2), losses[2:4], rtol=1e-12)
         state = many.state_dict()
         again = nn.Trainer(language_model(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
-        assert bool(state) == many.writer
-        if many.writer:
+        assert bool(state) == many.is_writer
+        if many.is_writer:
             again.load_state_dict(state)
             assert steps(again, 5, 4) == pytest.approx(losses[4:], rel=1e-12)
         snapshot = many.snapshot()
@@ -95,7 +95,7 @@ def test_checkpoints_hold_whole_tensors(comm, ranks):
         many.restore(snapshot)
         assert steps(many, 5, 4) == pytest.approx(losses[4:], rel=1e-12)
         with pytest.raises(ValueError, match=r"entry param/0\.W: expected float64\(33, 24\), given float64\(17, 24\)"):
-            many.load_state_dict(state | {"param/0.W": np.zeros((17, 24))} if many.writer else {})
+            many.load_state_dict(state | {"param/0.W": np.zeros((17, 24))} if many.is_writer else {})
         many.close()
 
 

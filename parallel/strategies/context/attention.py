@@ -90,20 +90,20 @@ class ContextAttention(MultiHeadAttention):
             return self._ring(q, k, v, out, ctx)
         heads = [self._to_heads(array, ctx) for array in (q, k, v)]
         y = ctx.empty(heads[0].shape, q.dtype)
-        kept = self._ring(*heads, y, ctx) if degrees.ring > 1 else super().attend(*heads, y, ctx)
+        weights = self._ring(*heads, y, ctx) if degrees.ring > 1 else super().attend(*heads, y, ctx)
         out[...] = self._to_positions(y, ctx)
-        return (*kept, *heads, y)
+        return (*weights, *heads, y)
 
-    def attend_backward(self, qkv, y, kept, gy, gradients, ctx):
+    def attend_backward(self, qkv, y, weights, gy, gradients, ctx):
         degrees = self.groups.degrees
         if degrees.heads == 1:
-            self._ring_backward(qkv, y, kept, gy, gradients, ctx)
+            self._ring_backward(qkv, y, weights, gy, gradients, ctx)
             return
-        *kept, q, k, v, y = kept
+        *weights, q, k, v, y = weights
         gy = self._to_heads(gy, ctx)
         found = tuple(ctx.empty(q.shape, gy.dtype) for _ in gradients)
         backward = self._ring_backward if degrees.ring > 1 else super().attend_backward
-        backward((q, k, v), y, kept, gy, found, ctx)
+        backward((q, k, v), y, weights, gy, found, ctx)
         for target, array in zip(gradients, found, strict=True):
             target[...] = self._to_positions(array, ctx)
 

@@ -53,17 +53,17 @@ class DealtExperts(MixtureOfExperts):
         ctx.group("tensor").sum(total)
         return total
 
-    def run_experts(self, p, given, counts, ctx):
+    def run_experts(self, p, dispatched, counts, ctx):
         group = ctx.group("expert")
         plan = group.plan(counts)
-        received = self._send(group, given, plan.sent, plan.received, ctx)[plan.by_expert]
-        outputs, kept = super().run_experts(p, received, plan.counts, ctx)
-        return self._send_back(group, outputs, plan, ctx), (plan, received, kept)
+        received = self._send(group, dispatched, plan.sent, plan.received, ctx)[plan.by_expert]
+        outputs, saved_by_expert = super().run_experts(p, received, plan.counts, ctx)
+        return self._send_back(group, outputs, plan, ctx), (plan, received, saved_by_expert)
 
-    def experts_backward(self, p, gmade, given, kept, counts, ctx):
-        group, (plan, received, kept) = ctx.group("expert"), kept
-        upstream = self._send(group, gmade, plan.sent, plan.received, ctx)[plan.by_expert]
-        greceived, gradients = super().experts_backward(p, upstream, received, kept, plan.counts, ctx)
+    def experts_backward(self, p, gexperts, dispatched, saved, counts, ctx):
+        group, (plan, received, saved_by_expert) = ctx.group("expert"), saved
+        upstream = self._send(group, gexperts, plan.sent, plan.received, ctx)[plan.by_expert]
+        greceived, gradients = super().experts_backward(p, upstream, received, saved_by_expert, plan.counts, ctx)
         return self._send_back(group, greceived, plan, ctx), gradients
 
     def _send(self, group: ExpertRanks, rows: np.ndarray, sent, received, ctx) -> np.ndarray:

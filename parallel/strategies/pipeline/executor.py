@@ -335,7 +335,7 @@ class PipelinePass(ForwardBackward):
                     given = np.empty((hi - lo, *sample_shape(stage.network)), stage.network.dtype)
                     peer = at(number - 1, i)
                     self.wait(comm.Irecv(given, peer, TAG), peer, f"for the input of {stage.network.name}")
-                batch = MicroBatch(training=training, step=self.trainer.steps, sample=first + lo)
+                batch = MicroBatch(training=training, step=self.trainer.steps, start=first + lo)
                 stage.ctx.network_context.micro_batch, stage.ctx.network_context.on_gradients_ready = batch, None
                 if look:
                     look(number, stage, given)
@@ -385,7 +385,7 @@ class PipelinePass(ForwardBackward):
         if not everyone:
             return None
         *_, rank, bad = min(everyone, key=lambda entry: entry[:3])
-        return bad._replace(place=f"{bad.place} on rank {rank}")
+        return bad._replace(where=f"{bad.where} on rank {rank}")
 
     def elsewhere(self, found: object) -> bool:
         """Whether any rank that computes the same layers of the same samples has found something."""

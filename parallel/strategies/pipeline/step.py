@@ -317,7 +317,7 @@ class Step:
 
     def forward(self, action: Action, stage, x, gy) -> np.ndarray:
         key, pipeline, batch = (action.stage, action.micro_batch), self.pipeline, self.batches[action.micro_batch]
-        micro_batch = MicroBatch(step=batch.step, sample=batch.sample, total=batch.total)
+        micro_batch = MicroBatch(step=batch.step, start=batch.sample, total=batch.total)
         version = self.version(action)
         output, saved = stage.network.forward(self.weights(stage, version), x, stage.ctx, micro_batch)
         if action.stage == pipeline.last:

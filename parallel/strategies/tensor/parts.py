@@ -70,7 +70,7 @@ class SplitDropout(Wrapper):
         self.cut, self.axis, self.positions, self.length = cut, axis, positions, length
 
     def forward(self, p, x, ctx):
-        if not ctx.training or self.layer.kept == 65536:
+        if not ctx.training or self.layer.keep_count == 65536:
             return x, None
         whole, mine, cut = list(x.shape), self.positions, self.cut
         if cut:
@@ -81,11 +81,11 @@ class SplitDropout(Wrapper):
                 cut = None
         if self.positions is not None:
             whole[1] = self.length
-        mask = keep_mask(self.layer.kept, tuple(whole), ctx, mine)
+        mask = keep_mask(self.layer.keep_count, tuple(whole), ctx, mine)
         if cut:
             mask = cut.take(mask, ctx.group(self.axis), ctx)
         y = np.multiply(x, mask, ctx.reuse_input(x))
-        y *= 65536 / self.layer.kept
+        y *= 65536 / self.layer.keep_count
         return y, mask
 
     def backward(self, p, gy, mask, ctx):
