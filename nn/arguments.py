@@ -52,6 +52,7 @@ class ClosedType(type):
     def __call__(cls, *values, **options):
         new = super().__call__(*values, **options)
         vars(new)["_closed"] = True
+        new.check_arguments()
         return new
 
     @property
@@ -79,6 +80,9 @@ class Closed(metaclass=ClosedType):
         if "_closed" in attributes and (name not in attributes or name in self.constant):
             self._refuse(name, value)
         object.__setattr__(self, name, value)
+
+    def check_arguments(self) -> None:
+        """Refuse arguments that do not go together: after construction, and whenever one is set again."""
 
     def copy_attributes(self, other: object) -> None:
         """Copy the attributes of another object. For constructors: the copy is not closed yet, so all can be set."""
@@ -129,7 +133,15 @@ class Configured(Closed):
         constraint = self.constraints.get(name) or (flag if name in flags_of(type(self)) else None)
         if constraint is not None:
             value = constraint(f"{type(self).__name__}: {name}", value)
+        attributes = self.__dict__
+        before = attributes.get(name)
         super().__setattr__(name, value)
+        if "_closed" in attributes and name in attributes:
+            try:
+                self.check_arguments()
+            except ValueError:
+                attributes[name] = before
+                raise
 
     def __repr__(self) -> str:
         """The call that makes the object again; see `call_text`."""
@@ -147,10 +159,12 @@ class Number:
     whole: bool = False
 
     def __call__(self, what: str, value: Any) -> Any:
-        """Return the number; TypeError where it is none, ValueError where it is out of range or NaN."""
+        """Return the number, as Python's; TypeError where it is none, ValueError where it is out of range or NaN."""
         kinds = (int, np.integer) if self.whole else (int, float, np.integer, np.floating)
         if not isinstance(value, kinds) or isinstance(value, bool):
             raise TypeError(f"{what} must be a {'whole ' * self.whole}number, given {value!r:.80}")
+        if isinstance(value, np.generic):  # with a NumPy scalar float32 arrays would be computed in float64
+            value = value.item()
         if not (
             (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
@@ -177,7 +191,7 @@ def flag(what: str, value: Any) -> bool:
     return bool(value)
 
 
-SIZE = Number(1, whole=True)
+SIZE, COUNT = Number(1, whole=True), Number(0, whole=True)
 NOT_NEGATIVE = Number(0)
 
 

@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from nn.arguments import NOT_NEGATIVE, Number
 from nn.core.layer import Initializer, Shape
 from nn.guesses import refuse_name
 from nn.registry import register
@@ -52,6 +53,10 @@ class Normal:
 
     std: float
     bound: float = math.inf
+
+    def __post_init__(self):
+        NOT_NEGATIVE("normal: std", self.std)
+        Number(above=0)("truncated_normal: bound", self.bound)  # no number would lie within
 
     def __call__(self, rng: np.random.Generator, shape: Shape) -> np.ndarray:
         values = rng.standard_normal(shape)

@@ -359,6 +359,7 @@ class MaskedCrossEntropyLoss(CrossEntropyLoss):
     """
 
     constraints = CrossEntropyLoss.constraints | {"masked": SIZE}
+    constant = ("masked",)  # trainers ask for `rows` once
 
     def __init__(self, masked: int, *, label_smoothing: float = 0.0):
         super().__init__(label_smoothing=label_smoothing, ignore_index=-1)

@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from nn.arguments import Closed
+from nn.arguments import SIZE, Closed, OneOf
 from nn.guesses import refuse_name
 from nn.registry import lookup, register
 
@@ -108,9 +108,7 @@ class TopKAccuracy(Metric):
     """Fraction of rows where the target's class is among the k largest outputs. A row with NaN is wrong."""
 
     def __init__(self, k: int = 5):
-        if not isinstance(k, int | np.integer) or k < 1:
-            raise ValueError(f"TopKAccuracy: k must be a whole number, at least 1, given {k!r:.80}")
-        self.k = int(k)
+        self.k = SIZE("TopKAccuracy: k", k)
         super().__init__(self._among, "max", f"top_{k}_accuracy")
 
     def _among(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -285,8 +283,7 @@ def _as_metric(measure: Measure) -> Metric:
 
 def check_mode(what: str, mode: str) -> None:
     """Refuse a direction that is none."""
-    if mode not in MODES:
-        raise ValueError(f"{what}: mode must be 'min' or 'max', given {mode!r:.80}")
+    OneOf(MODES)(f"{what}: mode", mode)
 
 
 __getattr__ = partial(refuse_name, __name__)

@@ -21,6 +21,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from nn.arguments import Number
 from nn.core.checks import arrays_in
 from nn.core.containers import Wrapper, buffers_of
 from nn.core.context import LayerContext, NetworkContext
@@ -78,8 +79,7 @@ def gradcheck(
     if not isinstance(x, np.ndarray) or (x.dtype != np.float64 and x.dtype.kind not in "iu"):
         kind = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
         raise TypeError(f"gradcheck: x must be an array of float64, or of ids, given {kind}: np.asarray(x, np.float64)")
-    if not eps > 0:
-        raise ValueError(f"gradcheck: eps must be above 0, a step in each direction, given {eps}")
+    Number(above=0)("gradcheck: eps", eps)
     if not x.size or directions < 1:
         raise ValueError(f"gradcheck: nothing to compare: x of shape {x.shape}, {directions} directions")
     if isinstance(layer, Loss):

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from nn.arguments import SIZE, Number, Optional
+
 
 def generate(
     predict: Callable[[np.ndarray], np.ndarray],
@@ -19,7 +21,7 @@ def generate(
     top_k: int | None = None,
     seed: int = 0,
 ) -> Iterator[int]:
-    """Ids that come after the prompt, without end.
+    """Iterate over ids that come after the prompt, without end.
 
     Parameters
     ----------
@@ -42,8 +44,9 @@ def generate(
     """
     if not len(prompt):
         raise ValueError("a prompt must have at least one id: what comes next depends on what was before")
-    if not 0 <= temperature < np.inf or (top_k is not None and top_k < 1):
-        raise ValueError(f"temperature must not be negative, top_k at least 1, given {temperature} and {top_k}")
+    Number(0, below=np.inf)("generate: temperature", temperature)
+    Optional(SIZE)("generate: top_k", top_k)
+    SIZE("generate: positions", positions)
     return _sample(predict, list(prompt), positions, temperature, top_k, np.random.default_rng(seed))
 
 
@@ -58,7 +61,7 @@ def _sample(predict, ids: list[int], positions: int, temperature, top_k, rng) ->
 
 
 def draw(logits: np.ndarray, temperature: float, top_k: int | None, rng: np.random.Generator) -> int:
-    """An id by its logits (V,)."""
+    """Draw an id by its logits (V,)."""
     if temperature == 0 or top_k == 1:
         return int(logits.argmax())
     logits = logits / temperature

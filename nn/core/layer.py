@@ -45,7 +45,7 @@ from typing import Any
 
 import numpy as np
 
-from nn.arguments import Configured, Number
+from nn.arguments import COUNT, Configured
 from nn.core.checks import ShapeError
 from nn.core.context import LayerContext, Shape
 from nn.core.gradients import Gradient
@@ -181,7 +181,7 @@ class Sequential(Layer):
         Index of the first layer in the whole network, where these layers are a pipeline stage of it.
     """
 
-    constraints = {"first": Number(0, whole=True)}
+    constraints = {"first": COUNT}
 
     def __init__(self, *layers: Layer, first: int = 0):
         if not layers:

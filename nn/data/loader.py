@@ -19,7 +19,7 @@ from typing import Never
 
 import numpy as np
 
-from nn.arguments import Closed, refuse_others
+from nn.arguments import COUNT, Closed, Optional, refuse_others
 
 from .dataset import Dataset, instead_of_dataset
 from .transforms import sample_keys
@@ -83,8 +83,7 @@ class Loader(Closed):
         refuse_others("Loader", others, {"batch_size": "batch=", "num_workers": "prefetch=", "generator": "seed="})
         if not isinstance(dataset, Dataset):
             raise TypeError(f"Loader: {instead_of_dataset(dataset)}")
-        if not isinstance(batch, (int, np.integer)):
-            raise TypeError(f"Loader: batch is a number of samples, given {batch!r:.80}")
+        batch = COUNT("Loader: batch", batch)
         if (
             not isinstance(shard, tuple | list)
             or len(shard) not in (2, 3)
@@ -94,8 +93,7 @@ class Loader(Closed):
         if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
             shuffle = ": shuffle= has a name" if isinstance(seed, bool) else ""
             raise ValueError(f"Loader: seed must be a whole number, not negative, given {seed!r:.80}{shuffle}")
-        if not isinstance(prefetch, int | np.integer | None):
-            raise TypeError(f"Loader: prefetch is a number of blocks, or None, given {prefetch!r:.80}")
+        prefetch = Optional(COUNT)("Loader: prefetch", prefetch)
         transforms = () if transform is None else (transform,) if callable(transform) else tuple(transform)
         for function in transforms:
             if not callable(function) or isinstance(function, type):
@@ -111,12 +109,10 @@ class Loader(Closed):
             raise ValueError(f"shard {shard}: expected (index, count) with 0 <= index < count, then virtual >= count")
         if batch < max(1, count):
             raise BatchTooSmall(
-                f"a global batch of {batch} samples cannot be cut among {count} ranks; "
-                f"use a batch of at least {count} or fewer ranks"
+                f"a global batch of {batch} samples cannot be cut among {count} ranks: use a batch of at least "
+                f"{count}, or fewer ranks"
             )
-        if prefetch is not None and prefetch < 0:
-            raise ValueError(f"prefetch {prefetch} is negative")
-        self.dataset, self.batch, self.seed, self.shuffle = dataset, int(batch), int(seed), shuffle
+        self.dataset, self.batch, self.seed, self.shuffle = dataset, batch, int(seed), shuffle
         self.shard = shard
         self.drop_last = drop_last
         self.transforms = transforms

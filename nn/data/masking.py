@@ -28,7 +28,7 @@ def masked(dataset: Dataset, fraction: float = 0.15, seed: int = 0) -> Dataset:
     Raises
     ------
     DataError
-        Samples that are no sequences of ids, or a fraction outside (0, 1).
+        Samples that are no sequences of ids, too few ids, or a fraction outside (0, 1).
     """
     ids = np.asarray(dataset.x)
     if ids.ndim != 2 or ids.dtype.kind not in "iu" or dataset.scale is not None:
@@ -38,6 +38,11 @@ def masked(dataset: Dataset, fraction: float = 0.15, seed: int = 0) -> Dataset:
         )
     if not 0 < fraction < 1:
         raise DataError(f"{dataset.name}: the fraction of hidden ids must be between 0 and 1, given {fraction}")
+    if dataset.classes <= MASK + 1:
+        raise DataError(
+            f"{dataset.name}: ids 0 and {MASK} stand for padding and hidden ids, so a vocabulary needs more than "
+            f"{MASK + 1}, given {dataset.classes}"
+        )
     rng = np.random.default_rng(np.random.SeedSequence(seed))
     count = masked_count(fraction, ids.shape[1])
     at = rng.random(ids.shape, np.float32).argpartition(count - 1, axis=1)[:, :count]

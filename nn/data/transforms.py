@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from nn.arguments import COUNT
+
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -36,9 +38,7 @@ class RandomCrop:
     """Pad by `padding` zeros on each side, cut the old size out at a random position (He et al. 2015: 4)."""
 
     def __init__(self, padding: int):
-        if padding < 0:
-            raise ValueError(f"RandomCrop: padding {padding} is negative")
-        self.padding = padding
+        self.padding = COUNT("RandomCrop: padding", padding)
 
     def __call__(self, x: np.ndarray, keys: np.ndarray) -> np.ndarray:
         n, h, w, c = _image_shape("RandomCrop", x)

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from nn import option_strings
-from nn.arguments import SIZE, Number
+from nn.arguments import COUNT, SIZE, Number
 from nn.core.containers import Residual
 from nn.core.gradients import Product, RowSum
 from nn.core.layer import Initializer, Layer, Sequential, ShapeError, Spec
@@ -81,14 +81,17 @@ class MultiHeadAttention(Layer):
     ):
         self.features, self.heads, self.causal, self.bias = features, heads, causal, bias
         self.init, self.bias_init, self.attention, self.rotary = init, bias_init, attention, rotary
+
+    def check_arguments(self):
+        features, heads = self.features, self.heads
         if features % heads:
             raise ValueError(f"MultiHeadAttention: {heads} heads do not divide {features} features")
-        if rotary and features // heads % 2:
+        if self.rotary and features // heads % 2:
             raise ValueError(
                 f"MultiHeadAttention: rotary turns pairs of a head's features, and {features // heads} are odd: give "
                 f"{heads} heads an even number each, such as features={features + heads}"
             )
-        block_size(attention)  # refused here
+        block_size(self.attention)  # refused here
 
     @property
     def block_size(self) -> int:
@@ -271,7 +274,10 @@ class TransformerBlock(Sequential):
         Replaces the two linear layers, such as `MixtureOfExperts(features, 8)`.
     """
 
-    constraints = MultiHeadAttention.constraints | {"hidden": Number(0, whole=True), "dropout": Number(0, below=1)}
+    constraints = MultiHeadAttention.constraints | {"hidden": COUNT, "dropout": Number(0, below=1)}
+    constant = (  # the layers inside are made of them
+        *("features", "heads", "causal", "pre_norm", "hidden", "dropout", "attention", "rotary", "feed_forward"),
+    )
 
     def __init__(
         self,

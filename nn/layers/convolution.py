@@ -108,10 +108,12 @@ class Conv2d(Layer):
         self.in_channels, self.out_channels, self.groups, self.bias = in_channels, out_channels, groups, bias
         self.kernel_size, self.stride, self.dilation, self.padding = kernel_size, stride, dilation, padding
         self.init, self.bias_init = init, bias_init
-        if in_channels % groups or out_channels % groups:
+
+    def check_arguments(self):
+        if self.in_channels % self.groups or self.out_channels % self.groups:
             raise ValueError(
-                f"Conv2d: groups={groups} does not divide both in_channels={in_channels} "
-                f"and out_channels={out_channels}"
+                f"Conv2d: groups={self.groups} does not divide both in_channels={self.in_channels} "
+                f"and out_channels={self.out_channels}"
             )
         if self.padding == "same" and self.stride != (1, 1):
             raise ValueError(f'Conv2d: padding="same" needs stride 1, given {self.stride}')

@@ -94,6 +94,7 @@ class TiedLinear(Layer):
     """
 
     output = gradient = "new"
+    constraints = {"in_features": SIZE, "out_features": SIZE}
 
     def __init__(self, source: str, in_features: int, out_features: int):
         self.source, self.in_features, self.out_features = source, in_features, out_features

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from nn.arguments import SIZE, Number, Optional
+from nn.arguments import COUNT, SIZE, Optional
 from nn.core.gradients import RowSum, ScatterAdd, write_gradient
 from nn.core.layer import Initializer, Layer, ShapeError, Spec
 from nn.initializers import normal
@@ -44,12 +44,14 @@ class Embedding(Layer):
     ids = True
     output = gradient = "new"
 
-    constraints = {"vocabulary": SIZE, "features": SIZE, "padding": Optional(Number(0, whole=True))}
+    constraints = {"vocabulary": SIZE, "features": SIZE, "padding": Optional(COUNT)}
 
     def __init__(self, vocabulary: int, features: int, *, padding: int | None = None, init: Initializer = NARROW):
         self.vocabulary, self.features, self.padding, self.init = vocabulary, features, padding, init
-        if padding is not None and not 0 <= padding < vocabulary:
-            raise ValueError(f"Embedding: padding must be an id, 0 to {vocabulary - 1}, given {padding}")
+
+    def check_arguments(self):
+        if self.padding is not None and self.padding >= self.vocabulary:
+            raise ValueError(f"Embedding: padding must be an id, 0 to {self.vocabulary - 1}, given {self.padding}")
 
     def specs(self, in_shape):
         return {"W": Spec((self.vocabulary, self.features), self.init)}, (*in_shape, self.features)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nn.arguments import SIZE, Number, OneOf
+from nn.arguments import COUNT, SIZE, Number, OneOf
 from nn.core.gradients import Product
 from nn.core.layer import Initializer, Layer, ShapeError, Spec
 from nn.initializers import glorot, normal, zeros
@@ -107,7 +107,7 @@ class MixtureOfExperts(Layer):
 
     output = gradient = "new"
     constraints = {
-        **{"features": SIZE, "experts": SIZE, "top": SIZE, "hidden": Number(0, whole=True)},
+        **{"features": SIZE, "experts": SIZE, "top": SIZE, "hidden": COUNT},
         **{"gate": OneOf(GATES), "activation": OneOf(ACTIVATIONS)},
         **dict.fromkeys(("capacity", "auxiliary", "z_loss", "bias_rate"), Number(0)),
     }
@@ -129,8 +129,12 @@ class MixtureOfExperts(Layer):
         self.features, self.experts, self.top, self.hidden = features, experts, top, hidden
         self.gate, self.capacity, self.auxiliary, self.z_loss = gate, capacity, auxiliary, z_loss
         self.activation, self.bias_rate, self.init = activation, bias_rate, init
-        if top > experts:
-            raise ValueError(f"MixtureOfExperts: top must be 1 to {experts}, the number of experts, given {top}")
+
+    def check_arguments(self):
+        if self.top > self.experts:
+            raise ValueError(
+                f"MixtureOfExperts: top must be 1 to {self.experts}, the number of experts, given {self.top}"
+            )
 
     @property
     def apply(self) -> Layer:

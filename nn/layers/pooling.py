@@ -29,6 +29,8 @@ class _Windows(Layer):
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False):
         self.kernel_size, self.padding, self.ceil_mode = kernel_size, padding, ceil_mode
         self.stride = kernel_size if stride is None else stride
+
+    def check_arguments(self):
         if any(2 * p > k for p, k in zip(self.padding, self.kernel_size, strict=True)):
             name = type(self).__name__
             raise ValueError(f"{name}: padding {self.padding} is more than half the kernel {self.kernel_size}")

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nn.arguments import SIZE, Number, OneOf
+from nn.arguments import COUNT, SIZE, Number, OneOf
 from nn.core.gradients import Product, RowSum
 from nn.core.layer import Initializer, Layer, ShapeError, Spec
 from nn.initializers import glorot, orthogonal, zeros
@@ -45,7 +45,7 @@ class _Recurrence(Layer):
     """
 
     output = gradient = "new"
-    constraints = {"in_features": SIZE, "features": SIZE, "truncate": Number(0, whole=True)}
+    constraints = {"in_features": SIZE, "features": SIZE, "truncate": COUNT}
     blocks = 1
     states: tuple[str, ...] = ("h0",)
 

@@ -2,6 +2,7 @@
 
 import math
 
+from nn.arguments import COUNT
 from nn.core.layer import Layer, ShapeError
 from nn.registry import register
 
@@ -23,6 +24,12 @@ class Flatten(Layer):
         return gy.reshape(shape), {}
 
 
+def _sizes(what: str, value: tuple) -> tuple[int, ...]:
+    if any(isinstance(size, tuple | list) for size in value):
+        raise TypeError(f"{what} is given size by size, such as nn.Reshape(2, 3), given {value!r:.80}")
+    return tuple(COUNT(what, size) for size in value)
+
+
 @register("layer")
 class Reshape(Layer):
     """(N, ...) -> (N, *shape), elements in the same order.
@@ -35,12 +42,13 @@ class Reshape(Layer):
 
     output = "view"
     gradient = "view"
+    constraints = {"shape": _sizes}
 
     def __init__(self, *shape: int):
         self.shape = shape
 
     def specs(self, in_shape):
-        if math.prod(in_shape) != math.prod(self.shape) or min(self.shape, default=1) < 0:
+        if math.prod(in_shape) != math.prod(self.shape):
             raise ShapeError(
                 f"cannot give samples of shape {in_shape} ({math.prod(in_shape)} elements) the shape {self.shape}"
             )

@@ -3,6 +3,7 @@
 Samples are sequences of T ids, `classes` is the size of the vocabulary, and every position has its own output.
 """
 
+from nn.arguments import OneOf
 from nn.core.containers import Residual
 from nn.core.layer import Layer, Sequential, Shape, ShapeError
 from nn.layers.activations import GELU
@@ -44,8 +45,7 @@ def transformer(
     of every block; each position takes `top` of the experts, and with `shared` 1 one more expert, which all take.
     """
     length = _length("transformer", in_shape, blocks)
-    if positions not in POSITIONS:
-        raise ValueError(f"transformer: positions are {', '.join(POSITIONS)}, given {positions!r}")
+    OneOf(POSITIONS)("transformer: positions", positions)
     layers: list[Layer] = [Embedding(classes, features)]
     layers += [LearnedPositions(length, features)] if positions == "learned" else []
     layers += [SinusoidalPositions()] if positions == "sinusoidal" else []

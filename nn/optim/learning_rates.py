@@ -53,14 +53,16 @@ class Epochs:
 RATE = Number(0, below=math.inf)
 
 
-def _ascending(what: str, value: object) -> None:
+def _ascending(what: str, value: object) -> tuple[int, ...]:
     if not isinstance(value, tuple | list) or list(value) != sorted(value):
         raise ValueError(f"{what} must be steps that ascend, such as (300, 600), given {value!r:.80}")
+    return tuple(value)  # a copy: changed later, it would not be checked
 
 
-def _function(what: str, value: object) -> None:
+def _function(what: str, value: object) -> object:
     if not callable(value):
         raise TypeError(f"{what} must be a function step -> rate, such as nn.schedules.Cosine, given {value!r:.80}")
+    return value
 
 
 class _Schedule:
@@ -70,7 +72,8 @@ class _Schedule:
 
     def __post_init__(self):
         for name, constraint in self.constraints.items():
-            constraint(f"{type(self).__name__}: {name}", getattr(self, name))
+            value = constraint(f"{type(self).__name__}: {name}", getattr(self, name))
+            object.__setattr__(self, name, value)  # the dataclass is frozen
 
 
 @register("schedule", "constant")
@@ -226,9 +229,8 @@ class Warmup(_Schedule):
 
 
 def linear_scaling(lr: float, batch: int, base_batch: int) -> float:
-    """The rate for a batch of another size: k times the batch, k times the rate (Goyal et al. 2017)."""
-    if base_batch < 1:
-        raise ValueError(f"linear scaling: the base batch must be at least 1, given {base_batch}")
+    """Return the rate for a batch of another size: k times the batch, k times the rate (Goyal et al. 2017)."""
+    SIZE("linear scaling: the base batch", base_batch)
     return lr * batch / base_batch
 
 

@@ -45,7 +45,7 @@ def _rates(what: str, value: object) -> Mapping[str, float]:
         raise ValueError(
             f"{what} are factors of lr by the names of layers, such as {{'0': 0.1, '2.W': 0}}, given {value!r:.80}"
         )
-    return dict(value)  # a copy: changed later, it would not be checked
+    return {name: float(factor) for name, factor in value.items()}  # a copy: changed later, it would not be checked
 
 
 def _names(what: str, value: object) -> tuple[str, ...]:
@@ -100,9 +100,6 @@ class Optimizer(Configured):
 
     def __repr__(self) -> str:
         return call_text(self, always={"lr"})
-
-    def __post_init__(self):
-        """For subclasses that compare their hyper-parameters with each other."""
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -226,8 +223,7 @@ class SGD(Optimizer):
     _: KW_ONLY
     nesterov: bool = False
 
-    def __post_init__(self):
-        super().__post_init__()
+    def check_arguments(self):
         if self.nesterov and not self.momentum:
             raise ValueError("SGD: nesterov needs a momentum above 0")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nn.arguments import SIZE
 from nn.core.containers import Wrapper
 from nn.layers.experts import MixtureOfExperts
 from nn.metrics import check_mode
@@ -302,10 +303,7 @@ class EarlyStopping(Callback):
         checkpoints: Checkpoints | None = None,
         mode: str | None = None,
     ):
-        if not isinstance(patience, int | np.integer):
-            raise TypeError(f"EarlyStopping: patience is a number of epochs, given {patience!r:.80}")
-        if patience < 1:
-            raise ValueError(f"EarlyStopping: patience must be at least 1, given {patience}")
+        SIZE("EarlyStopping: patience", patience)
         if checkpoints is not None:
             check_checkpoints("EarlyStopping", checkpoints)
         self.best = BestEpoch("EarlyStopping", metric, mode)

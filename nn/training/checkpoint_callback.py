@@ -10,8 +10,7 @@ import signal
 import threading
 from collections.abc import Sequence
 
-import numpy as np
-
+from nn.arguments import COUNT, Optional
 from nn.training.callbacks import BestEpoch
 from nn.training.checkpoints import Checkpoints, check_checkpoints
 from nn.training.training import Callback, Training
@@ -93,8 +92,7 @@ class KeepCheckpoints(Callback):
         mode: str | None = None,
     ):
         check_checkpoints("KeepCheckpoints", checkpoints)
-        if not isinstance(steps, int | np.integer | None) or (steps or 0) < 0:
-            raise ValueError(f"KeepCheckpoints: steps must be a number of steps, or None, given {steps!r:.80}")
+        Optional(COUNT)("KeepCheckpoints: steps", steps)
         self.checkpoints, self.steps, self.background, self.termination = checkpoints, steps, background, termination
         self.best = None if best is None else BestEpoch("KeepCheckpoints", best, mode)
         self.writer, self._handles_signals = None, False

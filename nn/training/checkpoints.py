@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nn.arguments import Closed, Number
+from nn.arguments import COUNT, Closed
 from nn.reading import open_file, read_json, special
 from nn.training.state_files import PROGRESS, LazyState, StateFile
 
@@ -146,7 +146,7 @@ class Checkpoints(Closed):
     """
 
     def __init__(self, directory: str | Path, keep: int = 2, facts: dict | None = None):
-        Number(0, whole=True)("Checkpoints: keep", keep)
+        COUNT("Checkpoints: keep", keep)
         self.directory, self.keep, self._facts = Path(directory), keep, facts or {}
 
     @property

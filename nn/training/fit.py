@@ -24,7 +24,7 @@ from typing import Never
 
 import numpy as np
 
-from nn.arguments import refuse_others
+from nn.arguments import COUNT, SIZE, refuse_others
 from nn.data.dataset import Data, Dataset
 from nn.data.loader import Loader
 from nn.metrics import Measures, as_metrics
@@ -112,9 +112,8 @@ def fit(
     _check_trainer("fit", trainer)
     optimizer = trainer.optimizer
     check_rates(trainer.network, {**optimizer.rates, **dict.fromkeys(optimizer.frozen, 0.0)})
-    for name, value, least in (("epochs", epochs, 0), ("accumulate", accumulate, 1)):
-        if not isinstance(value, (int, np.integer)) or value < least:
-            raise ValueError(f"fit: {name} must be a whole number, at least {least}, given {value!r:.80}")
+    COUNT("fit: epochs", epochs)
+    SIZE("fit: accumulate", accumulate)
     if schedule is not None and not callable(schedule):
         raise TypeError(
             f"fit: schedule must be a function step -> rate, given {schedule!r:.80}; leave it out for a constant rate"
@@ -214,12 +213,14 @@ def _measuring(trainer: Trainer, metrics: Measures):
     names = [metric.name for metric in metrics]
     if len(set(names)) < len(names) or "loss" in names:
         raise ValueError(f"metrics: names must differ, and from 'loss', given {', '.join(names)}")
-    before = trainer.metrics
-    trainer.metrics = (*(metric for metric in before if metric.name not in names), *metrics)
+    with trainer.lock:
+        before = trainer.metrics
+        trainer.metrics = (*(metric for metric in before if metric.name not in names), *metrics)
     try:
         yield
     finally:
-        trainer.metrics = before
+        with trainer.lock:
+            trainer.metrics = before
 
 
 def _as_list(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
@@ -362,5 +363,5 @@ def evaluate(
     """
     refuse_others("evaluate", others, INSTEAD)
     _check_trainer("evaluate", trainer)
-    with _measuring(trainer, metrics):
+    with trainer.lock, _measuring(trainer, metrics):
         return trainer.scores(batches(data, trainer, False, "evaluate", batch))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from nn.arguments import SIZE
 from nn.core.checks import ShapeError
 from nn.core.network import Network
 
@@ -21,12 +22,11 @@ def predict_in_batches(
     Raises
     ------
     TypeError, ShapeError
-        x is no array of samples of this network; the message says how to make one.
+        x is no array of samples of this network; the message says how to make one. `batch` is no whole number.
     ValueError
-        `batch` is below 1, or no whole number.
+        `batch` is below 1.
     """
-    if not isinstance(batch, int | np.integer) or batch < 1:
-        raise ValueError(f"predict: batch is a number of samples, at least 1, given {batch!r:.80}")
+    SIZE("predict: batch", batch)
     x = as_samples(network, x)
     network.check_input(x)
     y = np.empty((len(x), *network.out_shape), network.dtype)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from nn.arguments import Closed
+from nn.arguments import COUNT, SIZE, Closed
 from nn.core.layer import ShapeError
 from nn.core.memory_pool import MemoryPool
 from nn.core.network import Network, NotFinite
@@ -356,17 +356,17 @@ class Trainer(Closed):
             The shard is larger than its batch, the batch is empty, there are no micro-batches, or the numbers of
             targets and samples differ.
         """
+        if not all(getattr(array, "ndim", hasattr(array, "__len__")) for array in (x, y)):  # None and numbers too
+            raise TypeError(
+                f"step: x and y are batches, given x = {x!r:.80} and y = {y!r:.80}: of one sample they are x[None] and "
+                "np.asarray([y])"
+            )
         samples = len(x)
         total = samples if total is None else total
-        if not isinstance(accumulate, (int, np.integer)) or accumulate < 1:
-            raise ValueError(f"step: accumulate must be a whole number, at least 1, given {accumulate!r:.80}")
+        SIZE("step: accumulate", accumulate)
         if not isinstance(total, (int, np.integer)):
             weight = ": a sum of loss.weight(y) is the argument total_weight" if isinstance(total, float) else ""
             raise TypeError(f"step: total is the number of samples in the global batch, given {total!r:.80}{weight}")
-        if not getattr(y, "ndim", hasattr(y, "__len__")):  # None and plain numbers too
-            raise TypeError(
-                f"step: x and y are batches, given y = {y!r:.80}: of one sample they are x[None] and np.asarray([y])"
-            )
         if len(y) != samples:
             raise ValueError(f"step {self.steps} of {self.network.name}: {samples} samples but {len(y)} targets")
         if not total >= max(1, samples):
@@ -543,10 +543,15 @@ class Trainer(Closed):
 
     def scores(self, loader: Any) -> dict[str, float]:
         """Return the mean loss and each of `metrics` over the batches of a loader, this trainer's shards of all."""
-        sums = self.no_scores()
-        for x, y, _ in loader.epoch(0):
-            sums += self.sum_scores(x, y)
-        loss, weight, *values = map(float, self.sum(sums))
+        with self.lock:  # else another thread could let other metrics be measured meanwhile
+            sums = self.no_scores()
+            for x, y, _ in loader.epoch(0):
+                sums += self.sum_scores(x, y)
+            return self.means(self.sum(sums))
+
+    def means(self, sums: np.ndarray) -> dict[str, float]:
+        """Return the mean loss and each of `metrics` by name, from their sums over all samples."""
+        loss, weight, *values = map(float, sums)
         scores = {"loss": loss / weight if weight else math.nan}
         for metric, total, count in zip(self.metrics, values[::2], values[1::2], strict=True):
             if count or not math.isnan(total):  # else it does not apply
@@ -720,8 +725,7 @@ def check_parts(network: Network, loss: Loss, optimizer: Optimizer, seed: int, s
             "on one process too, or minimise with nn.LBFGS"
         )
     check_rates(network, {**optimizer.rates, **dict.fromkeys(optimizer.frozen, 0.0)})
-    if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"a trainer's seed must be a whole number, not negative, given {seed!r:.80}")
+    COUNT("a trainer's seed", seed)
 
 
 def check_loss_result(loss: Loss, result: tuple[float, np.ndarray], z: np.ndarray) -> None:

@@ -69,6 +69,65 @@ def test_an_argument_that_is_set_again_counts():
     assert loss(z, y, 2, ctx)[0] == nn.CrossEntropyLoss(label_smoothing=0.1, class_weights=[1, 3])(z, y, 2, ctx)[0]
 
 
+@pytest.mark.parametrize(
+    ("thing", "name", "value", "words"),
+    [
+        (nn.MultiHeadAttention(8, 2), "heads", 3, "3 heads do not divide 8 features"),
+        (nn.MultiHeadAttention(8, 2), "attention", "blocks:x", "attention must be"),
+        (nn.MultiHeadAttention(6, 2), "rotary", True, "3 are odd"),
+        (nn.Conv2d(4, 4, 3), "groups", 3, "groups=3 does not divide"),
+        (nn.Conv2d(4, 4, 3, stride=2), "padding", "same", "needs stride 1"),
+        (nn.MaxPool2d(3, padding=1), "kernel_size", 1, "is more than half the kernel"),
+        (nn.Embedding(9, 4, padding=8), "vocabulary", 8, "padding must be an id, 0 to 7"),
+        (nn.MixtureOfExperts(4, 4, top=3), "experts", 2, "top must be 1 to 2"),
+        (nn.SGD(0.1), "nesterov", True, "nesterov needs a momentum above 0"),
+        (nn.SGD(0.1, 0.9, nesterov=True), "momentum", 0.0, "nesterov needs a momentum above 0"),
+    ],
+    ids=repr,
+)
+def test_arguments_that_do_not_go_together_are_refused_when_one_is_set_again(thing, name, value, words):
+    before = getattr(thing, name)
+    with pytest.raises(ValueError, match=words):
+        setattr(thing, name, value)
+    assert getattr(thing, name) == before
+
+
+@pytest.mark.parametrize(
+    ("thing", "name", "value"),
+    [(nn.TransformerBlock(8, 2), "causal", True), (nn.MaskedCrossEntropyLoss(3), "masked", 2)],
+    ids=repr,
+)
+def test_an_argument_of_which_others_were_made_cannot_be_set_again(thing, name, value):
+    with pytest.raises(AttributeError, match=f"{name} cannot be set: make a new"):
+        setattr(thing, name, value)
+
+
+def test_scalars_of_numpy_become_numbers_of_python():
+    """With a float64 scalar NumPy computes float32 arrays in float64, so the bits would be others."""
+    assert repr(nn.Dropout(np.float64(0.25))) == "Dropout(rate=0.25)"
+    assert repr(nn.schedules.Cosine(np.float64(0.1), np.int64(5))).startswith("Cosine(lr=0.1, steps=5,")
+    x, y = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32), np.arange(30) % 3
+
+    def digest(number, **options):
+        optimizer = nn.SGD(number(0.1), number(0.9), weight_decay=number(0.01), **options)
+        layers = nn.Linear(4, 8), nn.LeakyReLU(number(0.1)), nn.LayerNorm(8, number(1e-5)), nn.Linear(8, 3)
+        trainer = nn.Trainer(nn.Network(nn.Sequential(*layers), (4,)), nn.CrossEntropyLoss(), optimizer)
+        for _ in range(4):
+            trainer.step(x, y)
+        return trainer.digest()
+
+    assert digest(np.float64) == digest(float)
+    assert digest(np.float64, rates={"0": np.float64(0.3)}) == digest(float, rates={"0": 0.3})
+
+
+def test_first_values_that_could_not_be_drawn_are_refused():
+    for bound in (0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="truncated_normal: bound must be positive"):
+            nn.initializers.truncated_normal(0.02, bound)
+    with pytest.raises(ValueError, match="normal: std must be at least 0"):
+        nn.initializers.normal(-1.0)
+
+
 class Own(nn.Layer):
     def __init__(self, *sizes, table=None, name="x", init=np.zeros):
         self.sizes, self.table, self.name, self.init = sizes, table, name, init

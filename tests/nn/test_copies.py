@@ -163,6 +163,19 @@ def test_predictions_and_evaluation_while_another_thread_trains():
     assert {each for some in predictions for each in some} <= set(between)
 
 
+def test_threads_evaluate_with_metrics_of_their_own():
+    one = trainer(nn.SGD(0.1))
+    wanted = {(): set(), ("perplexity",): {"perplexity"}, ("top_5_accuracy",): {"top_5_accuracy"}}
+
+    def evaluate(metrics):
+        names = [set(nn.evaluate(one, (X, Y), batch=7, metrics=metrics)) for _ in range(30)]
+        return all(found == {"loss", "accuracy"} | wanted[metrics] for found in names)
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(evaluate, wanted))
+    assert [metric.name for metric in one.metrics] == ["accuracy"], "they are the trainer's own again"
+
+
 def test_an_optimizer_that_needs_several_evaluations_is_refused_at_once():
     class Searching(nn.SGD):
         searches = True

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import nn
-from nn.data.dataset import DataError
+from nn.data.dataset import DataError, Dataset
 from nn.data.masking import MASK, masked
 from nn.data.text import text_datasets
 
@@ -22,6 +22,12 @@ def test_every_sample_hides_as_many_and_tells_nothing_else():
     shares = [(hidden.x[asked] == MASK).mean(), (hidden.x[asked] == plain.x[asked]).mean()]
     np.testing.assert_allclose(shares, [0.8, 0.1], atol=0.02)
     assert (masked(text(), 0.15).x == hidden.x).all() and (masked(text(), 0.15, seed=1).x != hidden.x).any()
+
+
+def test_a_vocabulary_without_ids_to_hide_is_refused():
+    ids = np.zeros((4, 6), int)
+    with pytest.raises(DataError, match="a vocabulary needs more than 2, given 1"):
+        masked(Dataset(ids, ids), 0.5)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1])

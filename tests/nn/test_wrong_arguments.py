@@ -129,7 +129,7 @@ WRONG = {
     "loader of a tuple": (lambda: nn.Loader((X, Y), 4), TypeError, r"Loader: .*a tuple of two: .*Dataset\(x, y\)"),
     "loader of an array": (lambda: nn.Loader(X, 4), TypeError, r"Loader: .*given an array: nn\.data\.Dataset\(x, y\)"),
     "loader of a Data": (lambda: nn.Loader(nn.data.load("digits"), 4), TypeError, r"give digits\.train"),
-    "batch": (lambda: nn.Loader(DATA, "4"), TypeError, "Loader: batch is a number of samples, given '4'"),
+    "batch": (lambda: nn.Loader(DATA, "4"), TypeError, "Loader: batch must be a whole number, given '4'"),
     "ragged": (lambda: Dataset([[1.0, 2.0], [1.0]], [0, 1]), ValueError, "samples must be arrays of one shape"),
     "another shard": (
         lambda: fit(nn.Loader(DATA, 8, shard=(1, 2)), 1), ValueError, r"train: .*shard \(1, 2\), .*trainer\.shard"
@@ -141,7 +141,7 @@ WRONG = {
     "one of a shard": (lambda: nn.Loader(DATA, 8, shard=(0,)), TypeError, r"shard must be .*given \(0,\)"),
     "seed": (lambda: nn.Loader(DATA, 8, seed=-1), ValueError, "Loader: seed must be .*not negative, given -1"),
     "no seed": (lambda: nn.Loader(DATA, 8, seed=None), ValueError, "Loader: seed must be .*given None"),
-    "text to prefetch": (lambda: nn.Loader(DATA, 8, prefetch="2"), TypeError, "prefetch is a number .*given '2'"),
+    "text to prefetch": (lambda: nn.Loader(DATA, 8, prefetch="2"), TypeError, "prefetch must be a .*given '2'"),
     "transform's class": (
         lambda: nn.Loader(DATA, 8, transform=nn.data.RandomFlip), TypeError, "transform is a .*class itself: call it"
     ),
@@ -168,7 +168,8 @@ WRONG = {
     "callback's class in a list": (lambda: fit(DATA, 1, [Count]), TypeError, "class itself: call it"),
     "function": (lambda: fit(DATA, 1, [print]), TypeError, r"instances of nn\.Callback, given <built-in"),
     "number for callbacks": (lambda: fit(DATA, 1, 3), TypeError, r"instances of nn\.Callback, given 3"),
-    "epochs": (lambda: fit(DATA, 1.5), ValueError, r"fit: epochs must be a whole number, at least 0, given 1\.5"),
+    "epochs": (lambda: fit(DATA, 1.5), TypeError, r"fit: epochs must be a whole number, given 1\.5"),
+    "epochs below 0": (lambda: fit(DATA, -1), ValueError, r"fit: epochs must be at least 0, given -1"),
     "schedule": (lambda: fit(DATA, 1, schedule=0.1), TypeError, "schedule must be a function step -> rate"),
     "progress": (lambda: fit(DATA, 1, progress=nn.Progress()), TypeError, "progress is a dict.*is it a callback"),
     "schedule of a text": (lambda: fit(DATA, 1, schedule=lambda step: "0.1"), ValueError, r"schedule\(0\) .*'0\.1'"),
@@ -185,14 +186,17 @@ WRONG = {
     "step of a list": (lambda: trainer().step(X.tolist(), Y), TypeError, r"given a list: use np\.asarray"),
     "targets of a list": (lambda: trainer().step(X, Y.tolist()), TypeError, "targets must be an array, given a list"),
     "no micro-batches": (lambda: trainer().step(X, Y, accumulate=0), ValueError, "accumulate must be .*1, given 0"),
-    "half a batch": (lambda: trainer().step(X, Y, accumulate=1.5), ValueError, r"accumulate must be .*given 1\.5"),
+    "half a batch": (lambda: trainer().step(X, Y, accumulate=1.5), TypeError, r"accumulate must be .*given 1\.5"),
+    "a single sample": (lambda: trainer().step(1.0, 2), TypeError, r"x and y are batches, given x = 1\.0 and y = 2"),
+    "sizes as a tuple": (lambda: nn.Reshape((2, 3)), TypeError, r"size by size, such as nn\.Reshape\(2, 3\)"),
+    "size to be inferred": (lambda: nn.Reshape(-1, 3), ValueError, "Reshape: shape must be at least 0, given -1"),
     "more targets": (lambda: trainer().step(X[:8], Y), ValueError, "step 0 of net: 8 samples but 40 targets"),
     "text for a total": (lambda: trainer().step(X, Y, "40"), TypeError, "step: total is the number .*given '40'"),
     "total of NaN": (lambda: trainer().step(X, Y, np.nan), TypeError, "total is the number of samples .*total_weight"),
     "one-hot": (lambda: trainer().step(X, np.eye(3)[Y]), TypeError, r"of one-hot rows these are y\.argmax\(axis=-1\)"),
     "missing axis": (lambda: trainer().predict(X[..., 0]), nn.ShapeError, r"x\[\.\.\., None\] adds the axis"),
     "scores": (lambda: trainer().sum_scores(X, Y.tolist()), TypeError, "targets must be an array, given a list"),
-    "patience": (lambda: nn.EarlyStopping("3"), TypeError, "patience is a number of epochs, given '3'"),
+    "patience": (lambda: nn.EarlyStopping("3"), TypeError, "patience must be a whole number, given '3'"),
     "directory to keep": (lambda: nn.KeepCheckpoints("d"), TypeError, r"KeepCheckpoints: .*Checkpoints\('d'\) makes"),
     "directory of the best": (lambda: nn.RestoreBest("d"), TypeError, r"RestoreBest: .*nn\.Checkpoints\('d'\) makes"),
     "directory to stop": (lambda: nn.EarlyStopping(1, checkpoints="d"), TypeError, r"EarlyStopping: .*Checkpoints\("),
@@ -201,10 +205,10 @@ WRONG = {
     ),
     "share": (lambda: nn.data.load("digits", validation="0.1"), DataError, "a number of samples, given '0.1'"),
     "steps to keep": (
-        lambda: nn.KeepCheckpoints(nn.Checkpoints("d"), steps="5"), ValueError, "steps must be a number .*given '5'"
+        lambda: nn.KeepCheckpoints(nn.Checkpoints("d"), steps="5"), TypeError, "steps must be a whole .*given '5'"
     ),
     "no seed of a trainer": (
-        lambda: nn.Trainer(network(), LOSS, RATE, None), ValueError, "seed must be .*not negative, given None"
+        lambda: nn.Trainer(network(), LOSS, RATE, None), TypeError, "seed must be a whole number, given None"
     ),
     "seed below 0": (lambda: nn.Trainer(network(), LOSS, RATE, -1), ValueError, "seed must be .*given -1"),
     "state of nothing": (lambda: trainer().load_state_dict(None), ValueError, "is a dict of arrays.*given None"),
@@ -229,7 +233,7 @@ WRONG = {
         lambda: nn.export_onnx(trainer(), "a.onnx", {"a": X}), TypeError, "export_onnx: .*hold what JSON can"
     ),
     "no samples at a time": (lambda: trained().predict(X, batch=0), ValueError, "predict: batch .*at least 1, given 0"),
-    "text at a time": (lambda: trained().predict(X, batch="3"), ValueError, "predict: batch .*, given '3'"),
+    "text at a time": (lambda: trained().predict(X, batch="3"), TypeError, "predict: batch .*, given '3'"),
     # about networks
     "list of layers": (lambda: nn.Sequential([nn.ReLU()]), TypeError, r"a list of layers: Sequential\(\*layers\)"),
     "network of a list": (lambda: nn.Network([nn.ReLU()], (3,)), TypeError, r"Sequential\(\*layers\) puts"),
@@ -241,7 +245,7 @@ WRONG = {
     "number for a name": (lambda: nn.Network(nn.ReLU(), (3,), name=3), TypeError, "name must be a text, given 3"),
     "size of a model": (lambda: nn.models.build("lenet5", 28, 10), TypeError, "lenet5.*in_shape is .*given 28"),
     "model first": (lambda: nn.models.build((28, 28, 1), "lenet5", 10), TypeError, r"model is a text, .*given \(28"),
-    "no step": (lambda: nn.gradcheck(nn.ReLU(), np.ones((2, 3)), eps=0), ValueError, "eps must be above 0, .*given 0"),
+    "no step": (lambda: nn.gradcheck(nn.ReLU(), np.ones((2, 3)), eps=0), ValueError, "eps must be positive, given 0"),
     "dtype": (lambda: nn.Network(nn.ReLU(), (3,), "float16"), TypeError, "must be float32 or float64, given 'float16'"),
     "text for a size": (lambda: nn.Linear("3", 2), TypeError, "Linear: in_features must be a whole number, given '3'"),
     "shape for a size": (lambda: nn.Linear((8, 8), 2), TypeError, r"must be a whole number, given \(8, 8\)"),

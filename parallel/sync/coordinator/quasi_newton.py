@@ -40,12 +40,11 @@ class QuasiNewton(Optimizer):
 
     searches = True
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.clip or self.weight_decay or self.rates:
+    def check_arguments(self):
+        if self.clip or self.weight_decay or self.rates or self.frozen:
             raise ValueError(
                 "QuasiNewton: a line search needs the gradient of the loss that it searches: leave out clip, "
-                "weight_decay and rates"
+                "weight_decay and rates, and freeze nothing"
             )
         self.algorithm(Vectors(np.zeros(1), np.zeros(1)), float)  # refuses settings that make no sense
 
