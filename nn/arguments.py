@@ -62,7 +62,7 @@ class ClosedType(type):
 
 
 class Closed(metaclass=ClosedType):
-    """Base of objects that get no further attributes: one that nobody reads, such as a misspelled one, does nothing.
+    """Base of objects that refuse new attributes: a misspelled one would be read by no one, and change nothing.
 
     Attributes
     ----------

@@ -28,12 +28,12 @@ def fans(shape: Shape) -> tuple[int, int]:
 
 
 def zeros(rng: np.random.Generator, shape: Shape) -> np.ndarray:
-    """0: of biases, and of what is added."""
+    """Return zeros, for biases and other terms that are added."""
     return np.zeros(shape)
 
 
 def ones(rng: np.random.Generator, shape: Shape) -> np.ndarray:
-    """1: of what is multiplied."""
+    """Return ones, for factors."""
     return np.ones(shape)
 
 

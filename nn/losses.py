@@ -1,4 +1,4 @@
-"""Losses: how wrong a batch of outputs is, and which way it should move.
+"""Losses: how wrong a batch of outputs is, and the gradient with respect to it.
 
     value, gz = loss(z, target, total_weight, ctx)
 
@@ -289,7 +289,7 @@ class CrossEntropyLoss(NLLLoss):
     label_smoothing : float
         e in [0, 1): the target distribution is (1-e) onehot + e/V.
     class_weights, ignore_index
-        As for NLLLoss; with smoothing, every entry of the target distribution is multiplied by its class's weight.
+        As for NLLLoss; with smoothing, every element of the target distribution is multiplied by its class's weight.
     """
 
     constraints = NLLLoss.constraints | {"label_smoothing": Number(0, below=1)}
@@ -424,7 +424,7 @@ def check_array(target: np.ndarray) -> None:
 
 
 def refuse(target: np.ndarray, bad: np.ndarray, why: str) -> None:
-    """Raise ValueError about the first bad entry."""
+    """Raise ValueError about the first bad target."""
     at = tuple(np.argwhere(bad)[0].tolist())
     where = f"sample {at[0]}" + (f", position {at[1:]}" if len(at) > 1 else "")
     raise ValueError(f"targets: {target[at]} of {where} {why}")

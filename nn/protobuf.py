@@ -15,7 +15,7 @@ VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5
 
 
 def varint(number: int) -> bytes:
-    """A whole number; a negative one as 64 bits of its two's complement."""
+    """Encode a whole number; a negative one as 64 bits of its two's complement."""
     number &= (1 << 64) - 1
     encoded = bytearray()
     while number > 127:
@@ -25,7 +25,7 @@ def varint(number: int) -> bytes:
 
 
 def field(number: int, value: int | float | str | bytes) -> bytes:
-    """One field: of a message, its bytes."""
+    """Encode one field; the value of a nested message is its bytes."""
     if isinstance(value, float):
         return varint(number << 3 | FLOAT) + struct.pack("<f", value)
     if isinstance(value, int):
@@ -40,7 +40,7 @@ def double(number: int, value: float) -> bytes:
 
 
 def message(*fields: tuple[int, int | float | str | bytes | Iterable]) -> bytes:
-    """Fields by number; of several values, one field each."""
+    """Encode fields by number; a list is one field for each of its values."""
     encoded = []
     for number, value in fields:
         values = value if isinstance(value, list | tuple) else [value]

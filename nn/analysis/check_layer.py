@@ -29,7 +29,7 @@ from nn.registry import registered
 
 BOUND = 1e-6  # of gradcheck
 SAMPLES = 5
-NEAR = {np.float32: 1e-3, np.float64: 1e-10}  # relative to the largest entry
+NEAR = {np.float32: 1e-3, np.float64: 1e-10}  # relative to the largest element
 
 
 def check_layer(

@@ -75,7 +75,7 @@ def _value(loss: Loss, z: np.ndarray, target: np.ndarray, total: float | None = 
 
 
 def _targets(loss: Loss, z: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Targets as the loss says that it takes them, or as it takes them."""
+    """Draw targets of the kind that the loss declares, or else accepts."""
     classes = rng.integers(0, z.shape[-1], z.shape[:-1])
     values = rng.random(z.shape)
     if loss.targets:

@@ -1,7 +1,7 @@
 """Looking into a network: what it confuses, what its layers do, where the time goes, which learning rate it takes.
 
-Everything here works on a trainer and leaves it as it was. Numbers and tables are
-made here, pictures of them in nn/analysis/pictures.py. Sources: Smith 2017 (learning-rate range test).
+Everything here works on a trainer and restores its state. Numbers and tables are made here, pictures of them in
+nn/analysis/pictures.py. Sources: Smith 2017 (learning-rate range test).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def confusion_matrix(predicted: np.ndarray, target: np.ndarray, classes: int) ->
 
 
 def confusion_table(matrix: np.ndarray, names: Sequence[str] | None = None) -> str:
-    """The matrix as text, with recall (how much of a true class is found) and precision (how many guesses hold)."""
+    """Return the matrix as a table, with recall (fraction of a true class that is found) and precision."""
     names = [str(i) for i in range(len(matrix))] if names is None else list(names)
     right = np.diag(matrix)
     recall = right / np.maximum(matrix.sum(axis=1), 1)
@@ -135,7 +135,7 @@ def gradients(trainer: Trainer, x: np.ndarray, y: np.ndarray, bins: int = 40) ->
 
 
 def distribution_table(rows: Iterable[Distribution]) -> str:
-    """Distributions as text."""
+    """Return distributions as a table."""
     cells = [["", "mean", "std", "min", "max", "zeros", "dead units"]]
     for d in rows:
         numbers = [f"{v:.3g}" for v in (d.mean, d.std, d.least, d.most)]
@@ -208,7 +208,7 @@ def profile(
 
 
 def profile_table(rows: Sequence[LayerTime]) -> str:
-    """A profile as text: milliseconds and fractions of the whole."""
+    """Return a profile as a table: milliseconds and fractions of the whole."""
     total = sum(row.forward + row.backward for row in rows)
     cells = [["layer", "", "forward ms", "backward ms", "fraction"]]
     for row in rows:

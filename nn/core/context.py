@@ -49,11 +49,11 @@ class Group:
         return array[None]
 
     def sum_part(self, array: np.ndarray) -> np.ndarray:
-        """Return this member's entry of the sum of an array (size, ...)."""
+        """Return this member's element of the sum of an array (size, ...)."""
         return array[0]
 
     def swap(self, array: np.ndarray) -> np.ndarray:
-        """Return what every member has for this one: entry r of an array (size, ...) goes to member r."""
+        """Exchange: element r of an array (size, ...) goes to member r. Return what all members had for this one."""
         return array
 
 
@@ -191,7 +191,7 @@ class LayerContext:
     is_first : bool
         No parameters before this layer: dLoss/dx is needed only if the whole network's is.
     may_overwrite_input, may_overwrite_grad : bool
-        Whether forward may overwrite x, and backward gy: nobody else needs them.
+        Whether forward may overwrite x, and backward gy, because they have no other use.
     end : int
         Length of the prefix of the gradient buffer that is finished when this layer's gradients are.
     shared : bool
@@ -243,7 +243,7 @@ class LayerContext:
         return not self.is_first or self.network_context.input_gradient
 
     def empty(self, shape: Shape, dtype) -> np.ndarray:
-        """Return a new array for results; its memory is used again once nobody refers to it."""
+        """Return a new array for results; its memory is used again once there is no reference to it."""
         return self.network_context.pool.empty(shape, dtype)
 
     def workspace(self, name: str, shape: Shape, dtype) -> np.ndarray:

@@ -96,12 +96,11 @@ class Layer(Configured):
     Attributes
     ----------
     output : {"kept", "new", "view"}
-        What may be done with the array that forward returns. "kept": it may be in `saved`, or x itself, and nobody
-        overwrites it. A layer of which more is known may declare it, and save memory: "new": it is nobody else's, and
-        the next layer may overwrite it; "view": it is x or a view of it, and the next layer may do what this one might.
+        What the next layer may do with the array that forward returns. "kept": it may be in `saved`, or x itself, and
+        is never overwritten. Two other declarations save memory. "new": no other reference exists, so the next layer
+        may overwrite it. "view": it is x or a view of it; the next layer may overwrite it if this one might.
     gradient : {"kept", "new", "view"}
-        The same of dLoss/dx, and the layer before: "new" is nobody else's; "view" is gy itself, perhaps overwritten
-        or reshaped.
+        The same for dLoss/dx and the layer before; "view" is gy itself, perhaps overwritten or reshaped.
     ids : bool
         Whether x holds integer ids; every other layer takes floats of the network's dtype.
     channelwise : bool
@@ -252,10 +251,10 @@ def check_layers(container: str, *layers: Layer) -> None:
     for i, layer in enumerate(layers):
         if isinstance(layer, list | tuple):
             raise TypeError(
-                f"{container}: entry {i} is a {type(layer).__name__} of layers: Sequential(*layers) puts them together"
+                f"{container}: argument {i} is a {type(layer).__name__} of layers: nn.Sequential(*layers) is one layer"
             )
         if not isinstance(layer, Layer):
-            raise TypeError(f"{container}: entry {i} is {layer!r}, not a Layer (an instance, not the class)")
+            raise TypeError(f"{container}: argument {i} is {layer!r}, not a Layer (an instance, not the class)")
 
 
 KINDS, TRUTHS = ("kept", "new", "view"), (False, True)

@@ -6,8 +6,8 @@ reference count: an array that only this pool refers to is free. No one has to g
 can be given back too early.
 
 Blocks are powers of two in size, so that batches of many sizes share them (as in Knowlton's buddy system, CACM 1965):
-of each such size the pool holds as many as were ever in use at once. Where no array has reached, a block was never
-touched: that costs address space, but no memory.
+the pool holds the largest number that was in use at once of each size. The end of a block that no array has reached is
+never touched: it costs address space, but no memory.
 """
 
 import math
@@ -27,7 +27,7 @@ class MemoryPool:
         self._views: dict[tuple, np.ndarray] = {}  # of workspaces and of ones
 
     def empty(self, shape: tuple[int, ...], dtype) -> np.ndarray:
-        """An uninitialised array that nobody else refers to. Small ones come straight from NumPy."""
+        """Return an uninitialised array without other references. Small ones come straight from NumPy."""
         dtype = np.dtype(dtype)
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < SMALL:
@@ -42,7 +42,7 @@ class MemoryPool:
         return np.ndarray(shape, dtype, *blocks[-1])
 
     def workspace(self, name: str, shape: tuple[int, ...], dtype) -> np.ndarray:
-        """The workspace `name`, as an array of that shape; contents are whatever the last user left."""
+        """Return the workspace `name` as an array of that shape, with what its last user wrote."""
         key = (name, shape, dtype)
         view = self._views.get(key)
         if view is None:
@@ -54,7 +54,7 @@ class MemoryPool:
         return view
 
     def ones(self, n: int, dtype) -> np.ndarray:
-        """A vector of n ones; not to be written."""
+        """Return a vector of n ones; not to be written."""
         view = self._views.get((n, dtype))
         if view is None:
             if dtype not in self._ones or len(self._ones[dtype]) < n:
@@ -80,7 +80,7 @@ class MemoryPool:
         yield from (raw for raw, _ in self._workspaces.values())
 
     def clear(self) -> None:
-        """Forget everything; arrays still in use live on with their users."""
+        """Drop all memory; arrays in use stay valid."""
         self.__init__()
 
 

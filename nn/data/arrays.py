@@ -187,7 +187,7 @@ class Archive(Mapping):
             raise ArrayError(f"{member.filename}: {_reason(error)}") from error
 
     def text(self, name: str, longest: int) -> str:
-        """A text of at most so many characters; errors are those of `__getitem__`."""
+        """Return a text of at most `longest` characters; errors are those of `__getitem__`."""
         shape, dtype = self.check(name)
         if shape != () or dtype.kind != TEXT or dtype.itemsize > 4 * longest:
             raise ArrayError(f"{name} must be a text of at most {longest:,} characters, given {dtype}{shape}")

@@ -4,7 +4,7 @@
 
 Type codes: 08 uint8, 09 int8, 0B int16, 0C int32, 0D float32, 0E float64. Magic 2049 (0x0801) is a vector of
 bytes, 2051 (0x0803) a stack of images. Source: Y. LeCun, C. Cortes, C. Burges, the MNIST page. A file may be
-gzip-compressed (told by its first bytes, not by its name): no more of it is unpacked than its header asks for. One that
+gzip-compressed (its first bytes say so, not its name): no more of it is unpacked than its header asks for. One that
 is not is memory-mapped, so it may be larger than memory.
 """
 

@@ -44,9 +44,9 @@ class Loader(Closed):
     shuffle : bool
         A new order each epoch; else the order of the data set.
     shard : (index, count) or (index, count, virtual)
-        Which part of each batch is read. With a third entry each batch is cut into that many virtual shards, of which
-        shard `index` has those of part `index` of `count`. Index None has no samples: it reads nothing, but says how
-        large every batch is.
+        Which shard of each batch is read. With a third number each batch is cut into that many virtual shards, which
+        are divided among `count` shards. Index None has no samples: it reads nothing, but knows the size of
+        every batch.
     drop_last : bool
         Leave out a last batch that is not full.
     transform : callable (x, keys) -> x, or a sequence of them

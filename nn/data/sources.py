@@ -42,7 +42,7 @@ NAMES = (
 FASHION_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
-# Both data sets name their files alike: the first training labels tell one from the other.
+# Both data sets have files of the same names: the first training labels distinguish them.
 FIRST_LABELS = {
     "mnist": (5, 0, 4, 1, 9, 2, 1, 3, 1, 4),
     "fashion-mnist": (9, 0, 0, 3, 0, 2, 7, 2, 5, 5),
@@ -73,7 +73,7 @@ def load(
     data_dir : str, Path or None
         Where the files are; None takes $RINGPROP_DATA, else ./data.
     limit : int or None
-        At most so many samples of each split, the first ones.
+        The number of samples to keep of each split, the first ones.
     flat : bool
         Images as vectors.
     normalise : bool

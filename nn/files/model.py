@@ -37,7 +37,7 @@ from nn.training.trainer import Trainer
 
 FORMAT = 1
 MAX_CHARACTERS = 1 << 18  # characters of a description; ResNet-50's has 22,000
-MEMORY_SHARE = 8  # what is free must hold so many times the largest values of a sample
+MEMORY_FACTOR = 8  # free memory must hold the largest activation of a sample this many times
 DEEPEST = 60  # layers inside layers
 
 
@@ -147,14 +147,14 @@ class Model(Closed):
         return f"Model({self.network!r})"
 
     def predict(self, x: np.ndarray, batch: int = BATCH) -> np.ndarray:
-        """The network's outputs (N, *out_shape) for samples (N, *in_shape), `batch` at a time, in evaluation mode.
+        """Return the outputs (N, *out_shape) for samples (N, *in_shape), `batch` at a time, in evaluation mode.
 
         Raises
         ------
         TypeError, ShapeError
-            What x is not, and how it becomes that.
+            x is no array of samples of this network; the message says how to make one. `batch` is no whole number.
         ValueError
-            A batch that is no number of samples.
+            `batch` is below 1.
         """
         with self._context() as ctx:
             return predict_in_batches(self.network, lambda part: self.network.forward(self._p, part, ctx)[0], x, batch)
@@ -224,7 +224,7 @@ def check_model(function: str, model: Any) -> None:
 
 
 def as_path(file: str | os.PathLike) -> Path:
-    """The path of a file; TypeError for what is none."""
+    """Return the path of a file; TypeError for anything that is no path."""
     if not isinstance(file, str | os.PathLike):
         raise TypeError(f'file must be a path, such as "digits.npz", given {brief(file)}')
     return Path(file)
@@ -249,7 +249,7 @@ def on_writer(model: Trainer | Model, write: Callable[[Model], None]) -> None:
 
 
 def load(file: str | Path) -> Model:
-    """The network that `save` wrote.
+    """Return the network, with its weights, that `save` wrote.
 
     Raises
     ------
@@ -279,7 +279,7 @@ def load(file: str | Path) -> Model:
 
 
 def _text(network: Network, about: Mapping[str, Any] | None) -> str:
-    """The description, of which the same network is made: that is tried at once."""
+    """Return the description of a network, after making it again of that: the two must agree."""
     if network.layout.borrowed or not network.checks_shapes:
         raise ValueError(f"{network.name} is a part of a network: save the whole one")
     description = {"format": FORMAT, "name": network.name, "in_shape": network.in_shape, "dtype": network.dtype.name}
@@ -377,7 +377,7 @@ def _too_large(network: Network) -> str:
     sizes = ((math.prod(shape), path) for path, _, *shapes in network.layers() for shape in shapes)
     values, path = max(sizes, default=(0, ""))
     needed, free = values * network.dtype.itemsize, free_memory()
-    if needed <= free // MEMORY_SHARE:
+    if needed <= free // MEMORY_FACTOR:
         return ""
     return (
         f"layer {path} takes or makes {needed / 2**30:,.1f} GiB for one sample, and {free / 2**30:,.1f} GiB of memory "

@@ -87,7 +87,7 @@ class Graph:
         return nodes[::-1], {name: array for name, array in self.constants.items() if name in wanted}
 
     def model(self, x: tuple[str, str, Shape], y: tuple[str, Shape], name: str, about: dict[str, str]) -> bytes:
-        """The whole file.
+        """Return the content of the file.
 
         Parameters
         ----------

@@ -367,7 +367,7 @@ def _(layer, x, p, s, shape, graph):
 
 
 def _window(layer, size) -> dict[str, tuple[int, ...]]:
-    """Kernel, strides and pads of a pool: at the end as many as its last window needs, which is what ceil_mode does."""
+    """Return kernel, strides and pads of a pool; the last window decides the pads at the end, as ceil_mode does."""
     ends = [
         max(0, (out - 1) * stride + kernel - n - pad)
         for out, stride, kernel, n, pad in zip(

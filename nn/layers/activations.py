@@ -24,7 +24,7 @@ BLOCK = 1 << 15  # elements: five float32 arrays of that length fit in a second-
 
 
 class Activation(Layer):
-    """Base: each entry by itself, no parameters; forward and backward may overwrite x and gy where `ctx` allows it."""
+    """Base: elementwise, no parameters; forward and backward may overwrite x and gy where `ctx` allows it."""
 
     output = "kept"
     gradient = "view"
@@ -89,7 +89,7 @@ class LeakyReLU(Activation):
     Parameters
     ----------
     slope : float
-        In (0, 1), so that the output's sign tells the input's.
+        In (0, 1), so that the output has the sign of the input.
     """
 
     constraints = {"slope": Number(above=0, below=1)}

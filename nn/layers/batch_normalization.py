@@ -125,8 +125,8 @@ class BatchNorm(Layer):
     def _moments(self, rows, n, features, ctx):
         """(count, mean, variance) of every channel, over this batch or all of the group; sums in float64.
 
-        None where nobody has samples: of a batch cut into more micro-batches than it has samples some are empty.
-        Where nearly all of the squares is the mean's, they are summed once more about the mean: little is lost.
+        None where no member has samples: a batch cut into more micro-batches than samples has empty ones.
+        Where the mean makes up nearly all of the squares, they are summed again about the mean, which loses less.
         """
         sums, squares = self._sums(rows, None, features, ctx)
         if (sums * sums > MOSTLY * n * squares).any():

@@ -1,4 +1,4 @@
-"""Recurrent layers: a state goes from step to step of a sequence, and reads one entry at each.
+"""Recurrent layers: a state goes from step to step of a sequence, and reads one position at each.
 
     RNN         h_t = tanh(x_t W + h_(t-1) U + b)                                   (Elman 1990)
     LSTM        i, f, o = sigmoid and g = tanh of the blocks of x_t W + h_(t-1) U + b,
@@ -18,7 +18,7 @@ many steps as fit there.
 
 **What cannot be cut in time.** h_t needs h_(t-1): those T products wait for each other, on however many cores.
 These can share the samples, the features or the layers (a layer can be at step t while the one above is at t - 1), but
-a long sequence takes as long as all its steps. And what the first entry has to do with the last goes through T
+a long sequence takes as long as all its steps. And the influence of the first position on the last goes through T
 products. Attention (attention.py) replaced them for that: all positions of a layer at once, one product between any two
 of them, so that work can be cut along the sequence as well; its price is T^2 scores instead of T states.
 """
@@ -34,7 +34,7 @@ from nn.initializers import glorot, orthogonal, zeros
 from nn.registry import register
 
 BLOCK = 1 << 16  # elements of z worked on at a time, where steps do not wait for each other
-SMALL = 1_000_000  # multiply-accumulates of a product: up to so many OpenBLAS has kernels that copy nothing
+SMALL = 1_000_000  # multiply-accumulates of a product, up to which OpenBLAS has kernels that copy nothing
 MIN_ROWS = 8  # rows that such a product should have
 
 
@@ -174,7 +174,7 @@ class RNN(_Recurrence):
     last : bool
         Put out the state behind the last step only.
     truncate : int
-        Gradients of the state do not go back beyond a multiple of so many steps; 0: they go back to the first.
+        Gradients of the state do not go back beyond a multiple of this number of steps; 0: they go back to the first.
     learn_state : bool
         The state before the first step, h0 (H,), is a parameter, zero at first; otherwise it is zero.
     init, recurrent_init, bias_init : initializer

@@ -121,8 +121,8 @@ def _kernel_gradient(x, gy, gradient, weight, y, geometry, pool) -> None:
 def _transforms(size: int, outputs: int, padding: int, taps: int, dtype) -> tuple[list, list]:
     """Return the transforms of image rows to slots, and of slots to output rows: lists of (tiles, first row, matrix).
 
-    Tiles that see as many rows are one entry: the first starts at that row, the others m rows further each. The matrix
-    has no columns for rows of padding, nor rows for outputs that are not there.
+    Tiles that see equally many rows are one item: the first starts at that row, each of the others m rows further. The
+    matrix has no columns for rows of padding, nor rows for outputs that do not exist.
     """
     m = step(taps)
     a, b, _ = cook_toom(m, taps)
@@ -194,7 +194,7 @@ def _windows(image, tiles: slice, first: int, rows: int, geometry) -> np.ndarray
 def _transform_input(x, geometry, row, pool) -> np.ndarray:
     """B^T x down the columns, as patches: (SIDE, spacing, images and tiles and columns / spacing, kw c), a view.
 
-    Where a row has no output left, a patch may reach into the next row; nobody takes what becomes of it.
+    Where a row has no output left, a patch may reach into the next row; its product is never used.
     """
     (n, _, w, c), kw, (width, spacing) = x.shape, geometry.kernel[1], row
     shape, spare = (SIDE, n, _tiles(geometry), width * c), kw * c

@@ -75,7 +75,7 @@ def encoder(
     dropout: float = 0.1,
     attention: str = "whole",
 ) -> Sequential:
-    """Tells which id belongs at each position from all others: post-norm blocks; id 0 is padding."""
+    """Predicts the id at each position from those at all others: post-norm blocks; id 0 is padding."""
     length = _length("encoder", in_shape, blocks)
     return Sequential(
         *(Embedding(classes, features, padding=0), LearnedPositions(length, features), LayerNorm(features)),

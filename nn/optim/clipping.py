@@ -35,8 +35,7 @@ def squared_norms(
     buffers : sequence of flat arrays
         Each covers `region`.
     sum_over_slices : callable or None
-        Given one float64 array with an entry for each buffer and tensor of the whole layout: the same array, whatever
-        the region is.
+        Called with one float64 array of shape (buffers, tensors of the whole layout): the same shape for every region.
     """
     at = {name: i for i, name in enumerate(region.names)}
     sums = np.zeros((len(buffers), len(at)))
@@ -85,7 +84,7 @@ class Clip(Configured):
 
 @register("clip", "value")
 class ClipValue(Clip):
-    """Every entry into [-limit, limit]."""
+    """Clip every element to [-limit, limit]."""
 
     def __call__(self, g, region, sum_over_slices=None):
         np.clip(g, -self.limit, self.limit, out=g)
@@ -93,7 +92,7 @@ class ClipValue(Clip):
 
 @register("clip", "norm")
 class ClipNorm(Clip):
-    """Every tensor's norm to at most `limit`."""
+    """Clip the norm of every tensor to at most `limit`."""
 
     def __call__(self, g, region, sum_over_slices=None):
         (squares,) = squared_norms([g], region, sum_over_slices)
@@ -105,7 +104,7 @@ class ClipNorm(Clip):
 
 @register("clip", "global")
 class ClipGlobalNorm(Clip):
-    """The norm of the whole gradient to at most `limit`: its direction is kept."""
+    """Clip the norm of the whole gradient to at most `limit`: its direction is kept."""
 
     def __call__(self, g, region, sum_over_slices=None):
         square = np.array([sum(_square(g[part]) for part in region.owned)], np.float64)

@@ -2,9 +2,9 @@
 
     fit(trainer, data, epochs=90, schedule=Warmup(MultiStep(3.2, (3000, 6000, 8000)), 500, start=0.1))
 
-All count in steps from the start of a call of `fit`, those before a resume included, and none keeps anything, so a
-resumed run needs nothing to go on with.
-Those that listen to what `fit` measures, and all by their names, are in nn/training/schedules.py.
+All count in steps from the start of a call of `fit`, those before a resume included. They keep no state, so a resumed
+run has nothing to restore.
+Schedules that follow what `fit` measures, and all by their names, are in nn/training/schedules.py.
 
 Sources: Goyal et al. 2017 (linear scaling, gradual warm-up); Loshchilov and Hutter 2017 (cosine).
 """
@@ -39,7 +39,7 @@ class Epochs:
     warmup: float = 0.0
 
     def steps(self, epochs: float) -> int:
-        """Return how many steps so many epochs have."""
+        """Return the number of steps in a number of epochs."""
         return round(epochs * self.steps_each)
 
     def after_warmup(self) -> tuple[int, int]:
@@ -235,7 +235,7 @@ def linear_scaling(lr: float, batch: int, base_batch: int) -> float:
 
 
 def _fraction(step: int, begin: int, end: int) -> float:
-    """Where a step is between two others: 0 to 1."""
+    """Return how far a step is from one step to another: 0 to 1."""
     return min(max(0.0, (step - begin) / (end - begin)), 1.0)
 
 

@@ -1,7 +1,7 @@
 """Optimizers: in-place updates on flat buffers.
 
 An optimizer holds hyper-parameters; its moments live in `slots`, flat buffers with the layout of the parameters. So a
-slice of a buffer is updated by the same code, and a `Region` tells what lies in it: where weight decay applies, and
+slice of a buffer is updated by the same code, and a `Region` says what lies in it: where weight decay applies, and
 which tensors need a norm. Biases and normalisation are exempt from decay and layer-wise rates (`Spec.decay`).
 
 Every update runs over blocks that fit in the cache, without a temporary of full size. Cost, in passes over a buffer in
@@ -78,7 +78,7 @@ class Optimizer(Configured):
 
     constraints = {"lr": RATE, "weight_decay": RATE, "clip": Optional(_clip), "rates": _rates, "frozen": _names}
     decoupled = False  # weight decay shrinks the parameters instead of adding to the gradient
-    norms = False  # the update of an entry depends on the norm of its tensor
+    norms = False  # the update of an element depends on the norm of its tensor
     searches = False  # an update evaluates the batch several times: only trainers that can do so take it
     rate_inside = ()  # slots that gather steps, not gradients: a new rate needs schedules.MomentumCorrection
 
@@ -115,7 +115,7 @@ class Optimizer(Configured):
         region: Region,
         sum_over_slices: SumOverSlices | None = None,
     ) -> None:
-        """w moves along -g. Called once a step, with all that this process holds.
+        """Move w along -g. Called once a step, with all that this process holds.
 
         Parameters
         ----------
@@ -162,7 +162,7 @@ class Optimizer(Configured):
         raise TypeError(f"{type(self).__name__} does not define apply")
 
     def moment(self, slots: Slots, name: str) -> Array:
-        """A slot of the trainer's; ValueError where a hyper-parameter that needs it was set after it was made."""
+        """Return a slot of the trainer; ValueError where a hyper-parameter that needs it was set after it was made."""
         if name not in slots:
             raise ValueError(
                 f"{type(self).__name__}: the trainer was made without {name!r}, when momentum was 0: give momentum to "
@@ -417,17 +417,17 @@ class LAMB(Adam):
 
 
 def lies_in(name: str, layer: str) -> bool:
-    """Whether an array or layer is `layer`, or inside it: of a network, "", all are."""
+    """Return whether an array or layer is `layer`, or lies inside it; "" is the whole network."""
     return not layer or f"{name}.".startswith(f"{layer}.")
 
 
 def workspace(w: np.ndarray) -> np.ndarray:
-    """An array of a block's length: small enough for the allocator to have it at hand."""
+    """Return an array of a block's length: small enough for the allocator to reuse memory."""
     return np.empty(max(1, min(len(w), BLOCK_BYTES // w.itemsize)), w.dtype)
 
 
 def blocks(size: int, decayed: Iterable[slice], block: int) -> Iterator[tuple[slice, bool]]:
-    """Blocks that cover range(size), and whether each is decayed: none is partly so."""
+    """Yield blocks that cover range(size), and whether each is decayed, in whole or not at all."""
     at = 0
     for part in (*decayed, slice(size, size)):
         for a, b, inside in ((at, part.start, False), (part.start, part.stop, True)):

@@ -14,7 +14,7 @@ from nn.data.loader import Loader
 from nn.layers.batch_normalization import BatchNorm
 from nn.training.prediction import BATCH, as_samples
 
-TRAINING_BATCH = 32  # samples of a step, where nobody says
+TRAINING_BATCH = 32  # samples of a step, unless given
 
 
 def batches(data: Any, trainer: Any, training: bool, what: str, batch: int | None = None) -> Any:

@@ -222,7 +222,7 @@ def append_or_nothing(path: Path, line: bytes) -> None:
 
 
 class BestEpoch:
-    """Find the best epoch of a training by an entry of its records.
+    """Finds the best epoch of a training by a value of its records: for all callbacks that choose one.
 
     Parameters
     ----------
@@ -239,11 +239,11 @@ class BestEpoch:
             check_mode(owner, mode)
         self.owner, self.metric, self.mode = owner, metric, mode
 
-    def begin(self, training: Training) -> None:
+    def check_direction(self, training: Training) -> None:
         """Refuse a metric of unknown direction before the first epoch."""
         training.direction(self.metric, self.mode)
 
-    def check(self, record: dict) -> None:
+    def check_record(self, record: dict) -> None:
         """Refuse a metric that the record lacks."""
         if self.metric not in record:
             hint = ""
@@ -253,7 +253,7 @@ class BestEpoch:
                     hint = ": the loss does not measure it on such targets; choose another, or give fit metrics=[...]"
             raise ValueError(f"{self.owner}: {self.metric!r} is not in the record ({', '.join(record)}){hint}")
 
-    def epoch(self, training: Training) -> int:
+    def find(self, training: Training) -> int:
         """Return the first epoch with the best value, counted from 1. NaN is the worst."""
         return best_epoch(training.history, self.metric, training.direction(self.metric, self.mode))
 
@@ -306,25 +306,25 @@ class EarlyStopping(Callback):
         SIZE("EarlyStopping: patience", patience)
         if checkpoints is not None:
             check_checkpoints("EarlyStopping", checkpoints)
-        self.best = BestEpoch("EarlyStopping", metric, mode)
+        self.best_epoch = BestEpoch("EarlyStopping", metric, mode)
         self.patience, self.checkpoints = patience, checkpoints
         self.snapshot: dict[str, np.ndarray] | None = None  # of the best epoch
 
     def on_begin(self, training):
-        self.best.begin(training)
+        self.best_epoch.check_direction(training)
         self.snapshot = None  # of another run
-        measured = bool(training.history) and all(self.best.metric in record for record in training.history)
+        measured = bool(training.history) and all(self.best_epoch.metric in record for record in training.history)
         if measured and not training.batch:  # a run that had stopped, and was killed before its end
             self._decide(training)
 
     def on_epoch(self, training, record):
-        self.best.check(record)
+        self.best_epoch.check_record(record)
         if self._decide(training) == training.epoch:
             self.snapshot = training.trainer.snapshot()
 
     def _decide(self, training: Training) -> int:
         """Stop training if the best epoch is `patience` epochs ago; return the best epoch."""
-        best = self.best.epoch(training)
+        best = self.best_epoch.find(training)
         training.stop |= training.epoch - best >= self.patience  # or another callback has set it
         return best
 
@@ -334,9 +334,9 @@ class EarlyStopping(Callback):
             return
         if self.snapshot is not None:
             training.trainer.restore(self.snapshot)
-            self.epoch = training.restored = self.best.epoch(training)
+            self.epoch = training.restored = self.best_epoch.find(training)
         elif self.checkpoints:
-            saved = RestoreBest(self.checkpoints, self.best.metric, mode=self.best.mode)
+            saved = RestoreBest(self.checkpoints, self.best_epoch.metric, mode=self.best_epoch.mode)
             saved.on_end(training)
             self.epoch = saved.epoch
 
@@ -364,20 +364,20 @@ class RestoreBest(Callback):
         self, checkpoints: Checkpoints, metric: str = "validation_accuracy", say=None, mode: str | None = None
     ):
         check_checkpoints("RestoreBest", checkpoints)
-        self.checkpoints, self.best = checkpoints, BestEpoch("RestoreBest", metric, mode)
+        self.checkpoints, self.best_epoch = checkpoints, BestEpoch("RestoreBest", metric, mode)
         self.say = say or (lambda line: print(line, flush=True))
 
     def on_begin(self, training):
-        self.best.begin(training)
+        self.best_epoch.check_direction(training)
 
     def on_epoch(self, training, record):
-        self.best.check(record)
+        self.best_epoch.check_record(record)
 
     def on_end(self, training):
         trainer, self.epoch = training.trainer, training.epoch
         if not training.history:
             return
-        best = self.best.epoch(training)
+        best = self.best_epoch.find(training)
         if best == (training.restored or training.epoch):
             self.epoch = best
             return  # the trainer has it

@@ -63,7 +63,7 @@ class KeepCheckpoints(Callback):
     ----------
     checkpoints : Checkpoints
     steps : int or None
-        Also save every so many steps within an epoch.
+        Also save within an epoch, whenever this number of steps has been made.
     best : str or None
         The record's entry that decides, such as "validation_accuracy"; without validation data there is no best.
     mode : {"min", "max"} or None
@@ -94,12 +94,12 @@ class KeepCheckpoints(Callback):
         check_checkpoints("KeepCheckpoints", checkpoints)
         Optional(COUNT)("KeepCheckpoints: steps", steps)
         self.checkpoints, self.steps, self.background, self.termination = checkpoints, steps, background, termination
-        self.best = None if best is None else BestEpoch("KeepCheckpoints", best, mode)
+        self.best_epoch = None if best is None else BestEpoch("KeepCheckpoints", best, mode)
         self.writer, self._handles_signals = None, False
 
     def on_begin(self, training):
-        if self.best is not None:
-            self.best.begin(training)
+        if self.best_epoch is not None:
+            self.best_epoch.check_direction(training)
         self.writer = training.trainer.checkpoint_writer(self.checkpoints, self.background)
         if self.termination:
             self._handles_signals = self.termination.start()
@@ -110,8 +110,8 @@ class KeepCheckpoints(Callback):
         self._poll(training, saves)
 
     def on_epoch(self, training, record):
-        measured = self.best is not None and self.best.metric in record
-        is_best = measured and self.best.epoch(training) == training.epoch
+        measured = self.best_epoch is not None and self.best_epoch.metric in record
+        is_best = measured and self.best_epoch.find(training) == training.epoch
         # The best first: a run killed after it makes this epoch again, and finds it the best.
         self._save(training, ("best", None) if is_best else (None,))
         self._poll(training, True)

@@ -94,7 +94,7 @@ class CheckpointWriter:
 
 
 def check_finite(name: str, array: np.ndarray) -> None:
-    """Refuse a parameter from which nobody could go on: the one that was saved before is to stay."""
+    """Refuse a parameter that is not finite: no run could continue from it, and the checkpoint before is to stay."""
     if name.startswith("param/") and not np.isfinite(array).all():
         raise FloatingPointError(
             f"parameter {name.removeprefix('param/')} is not finite, so it is not saved; what was saved before is kept"

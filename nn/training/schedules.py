@@ -66,19 +66,19 @@ class Plateau(Configured, Callback):
 
     def restart(self) -> None:
         """Start with the initial rate, as before the first epoch."""
-        self.now, self.bad_epochs, self.best = self.lr, 0, None
+        self.now, self.bad_epochs, self.best_value = self.lr, 0, None
 
     def observe(self, value: float, mode: str | None = None) -> None:
         """Take an epoch's metric, and lower the rate if it is time; `mode` None: as `direction` says."""
         mode = mode or direction(self.metric, self.mode)
-        finite = self.best is not None and math.isfinite(self.best)
-        margin = abs(self.best) * self.threshold if finite else 0.0
-        if self.best is None:
+        finite = self.best_value is not None and math.isfinite(self.best_value)
+        margin = abs(self.best_value) * self.threshold if finite else 0.0
+        if self.best_value is None:
             better = not math.isnan(value)
         else:
-            better = value < self.best - margin if mode == "min" else value > self.best + margin
+            better = value < self.best_value - margin if mode == "min" else value > self.best_value + margin
         if better:
-            self.best, self.bad_epochs = value, 0
+            self.best_value, self.bad_epochs = value, 0
             return
         self.bad_epochs += 1
         if self.bad_epochs > self.patience:

@@ -23,7 +23,7 @@ class Training(Closed):
     history : list of dict
         One record an epoch: epoch, step, loss (mean over the epoch), lr (of its last step), images_per_second, seconds
         (since training began). With validation data also validation_loss, validation_accuracy where there are classes,
-        and one entry for each of `metrics`. In mixed precision also loss_scale and skipped_steps.
+        and one value for each of `metrics`. In mixed precision also loss_scale and skipped_steps.
     stop : bool
         A callback sets it to end training after this epoch, in all processes alike: decide from the history.
     result : dict
@@ -70,7 +70,7 @@ class Training(Closed):
         return self.trainer.steps - self.first_step
 
     def direction(self, metric: str, mode: str | None = None) -> str:
-        """Return "min" or "max": which way an entry of the records gets better. See `nn.metrics.direction`."""
+        """Return "min" or "max": whether a smaller or larger value of a record is better (`nn.metrics.direction`)."""
         return direction(metric, mode, self.trainer.metrics)
 
     def synchronize(self) -> None:
@@ -104,7 +104,7 @@ class Callback:
         """Called after a step; `loss` is the mean over the global batch, before the update."""
 
     def on_epoch(self, training: Training, record: dict) -> None:
-        """Called after an epoch; entries may be added to `record`, the last of `training.history`."""
+        """Called after an epoch; values may be added to `record`, the last of `training.history`."""
 
     def on_end(self, training: Training) -> None:
         """Called after the last epoch, before the test data are evaluated."""
@@ -126,7 +126,7 @@ def check_progress(progress: Mapping, batches: int | None = None) -> None:
     Raises
     ------
     ValueError
-        The first wrong entry, in one line.
+        The first wrong value, in one line.
     """
 
     def refuse(what: str, given: object) -> None:

@@ -194,7 +194,7 @@ def test_bad_values_are_traced_through_containers():
     buffer = network.layout.zeros(np.float64)
     dict(network.layout.items(buffer))["0.body.0.b"][2] = np.nan
     bad = network.first_bad(network.layout.views(buffer), sample(), network.context())
-    assert bad.place == "the output of layer 0.body.0 (Linear(4, 4))"
+    assert bad.where == "the output of layer 0.body.0 (Linear(4, 4))"
     assert bad.samples == list(range(len(sample())))
 
 
@@ -246,9 +246,9 @@ def test_what_does_not_fit_is_refused_by_name():
     with pytest.raises(ValueError, match="at least one"):
         Parallel()
     for make, words in (
-        (lambda: Residual(Linear(4, 4), Tanh), r"Residual: entry 1 .*not a Layer"),
-        (lambda: Parallel(Tanh(), None), r"Parallel: entry 1 is None"),
-        (lambda: Recompute(Tanh), r"Recompute: entry 0 .*not the class"),
+        (lambda: Residual(Linear(4, 4), Tanh), r"Residual: argument 1 .*not a Layer"),
+        (lambda: Parallel(Tanh(), None), r"Parallel: argument 1 is None"),
+        (lambda: Recompute(Tanh), r"Recompute: argument 0 .*not the class"),
     ):
         with pytest.raises(TypeError, match=words):
             make()

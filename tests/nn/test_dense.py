@@ -114,11 +114,11 @@ def test_batches_that_do_not_fit_are_refused():
         Network(Sequential(Linear(4, 3)), (4,), np.float16)
     with pytest.raises(ValueError, match="at least 1"):
         Linear(0, 3)
-    with pytest.raises(TypeError, match=r"entry 1 .*not the class"):
+    with pytest.raises(TypeError, match=r"argument 1 .*not the class"):
         Sequential(Linear(4, 3), Sigmoid)
     with pytest.raises(ValueError, match="Sequential needs at least one"):
         Sequential()
-    with pytest.raises(TypeError, match=r"Network: entry 0 .*not the class"):
+    with pytest.raises(TypeError, match=r"Network: argument 0 .*not the class"):
         Network(Sigmoid, (4,))
 
 

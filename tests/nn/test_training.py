@@ -239,7 +239,7 @@ def test_wherever_a_run_is_killed_the_best_comes_back(tmp_path):
 
 def test_best_epoch():
     def best_epoch(history, metric, mode=None):
-        return BestEpoch("test", metric, mode).epoch(nn.Training(trainer(), None, 1, history=history))
+        return BestEpoch("test", metric, mode).find(nn.Training(trainer(), None, 1, history=history))
 
     history = [{"accuracy": 0.1, "a_loss": 3}, {"accuracy": 0.3, "a_loss": 1}, {"accuracy": 0.3, "a_loss": 2}]
     assert best_epoch(history, "accuracy") == 2 and best_epoch(history, "a_loss") == 2
