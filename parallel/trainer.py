@@ -63,7 +63,7 @@ class DistributedTrainer(RunTrainer):
     ReplicaError
         If ranks were given different networks, losses or optimizers.
     ValueError
-        Mixed precision where ranks train apart.
+        Mixed precision with local updates.
     """
 
     def __init__(
@@ -81,8 +81,10 @@ class DistributedTrainer(RunTrainer):
         self.mesh, self.forward_backward, self.sync, self.name, self.closed = mesh, forward_backward, sync, name, False
         self.communicator, self.writer = mesh.communicator, mesh.rank == 0
         mesh.agree(facts(network, loss, optimizer, seed))
-        if network.mixed and sync.apart:
-            raise ValueError(f"{name}: ranks that train apart do not skip a step together: build it without mixed")
+        if network.mixed and sync.local_update:
+            raise ValueError(
+                f"{name}: ranks that make local updates do not skip a step together: build it without mixed"
+            )
         super().__init__(network, loss, optimizer, seed)
 
     def make_local_network(self, network):
@@ -117,7 +119,7 @@ class DistributedTrainer(RunTrainer):
     # With other axes activations travel, too:
     sends = property(lambda self: self.sync.sends if self.mesh.data_group is self.mesh else "")
     notes = property(lambda self: self.sync.notes)
-    apart = property(lambda self: self.sync.apart)
+    local_update = property(lambda self: self.sync.local_update)
     scattered = property(lambda self: self.table.scattered)
     on_disk = property(lambda self: self.sync.offload is not None)
 
@@ -202,7 +204,7 @@ class DistributedTrainer(RunTrainer):
         """
         loss, agreed, overflowed, buffers = result
         mesh = self.mesh
-        if mesh.model and not self.sync.apart:  # of the ranks that have one network together, one knows the loss
+        if mesh.model and not self.sync.local_update:  # of the ranks that have one network together, one knows the loss
             code = AgreementCode(mesh.model.size, np.float64)
             mine = code.encode(total, checksum(self.optimizer))
             sums = np.array([loss if self.forward_backward.owns_loss else 0.0, not agreed, overflowed, *mine])
@@ -235,7 +237,7 @@ class DistributedTrainer(RunTrainer):
 
     def weight_of_batch(self, x, y, total, total_weight):
         """As for Trainer (collective, where the loss is weighted): all ranks refuse what one of them refuses."""
-        if not self.whole_loss.weighted or self.apart:
+        if not self.whole_loss.weighted or self.local_update:
             return super().weight_of_batch(x, y, total, total_weight)
         weight = problem = None
         try:
@@ -266,7 +268,7 @@ class DistributedTrainer(RunTrainer):
 
     def bad_step(self, loss, computed):
         error = super().bad_step(loss, computed)
-        if self.apart:  # found steps later: of which batch the samples are is not known
+        if self.local_update:  # found steps later: of which batch the samples are is not known
             error.samples = []
         return error
 
@@ -301,7 +303,7 @@ class DistributedTrainer(RunTrainer):
     # ------------------------------------------------------------------------------------------------ meetings
 
     def settle(self) -> None:
-        """Ranks that train apart come together, as at the end of an epoch (collective). This is a part of training.
+        """Synchronize local-update ranks, as at the end of an epoch (collective). This is a part of training.
 
         Raises
         ------
@@ -319,7 +321,7 @@ class DistributedTrainer(RunTrainer):
             raise self.bad_step(math.nan, suspects)
 
     def synchronize(self, loss):
-        if not self.sync.apart:
+        if not self.sync.local_update:
             return loss
         self.settle()
         mesh = self.mesh
@@ -328,7 +330,7 @@ class DistributedTrainer(RunTrainer):
         return float(self.sum([loss if mesh.index is not None else 0.0])[0]) / (mesh.count * mesh.model_size)
 
     def counted(self) -> dict[str, object]:
-        """What ranks that train apart have counted in an epoch, for its record (collective)."""
+        """Return what local-update ranks have counted in an epoch, for its record (collective)."""
         return self.sync.counted()
 
     # ------------------------------------------------------------------------------------------------ evaluation

@@ -292,7 +292,7 @@ def keep_to_a_core(world) -> None:
 
 
 def run(world, gloo, seconds: float, operation: str, nbytes: int, sides: dict) -> dict:
-    """All sides of one case, in turns: {times: {side: ...}, chosen: {side: why}, gloo: why not}."""
+    """Time all sides of one case in alternating runs: {times: {side: ...}, chosen: {side: why}, gloo: why not}."""
     from collectives import Communicator
 
     count = max(nbytes // 4 // world.Get_size(), 1) * world.Get_size() if nbytes > 4 else 1

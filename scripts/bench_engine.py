@@ -81,7 +81,7 @@ def rows(quick: bool = False, only: str = "", explain: bool = False) -> Iterator
 
 
 def compare_experts(quick: bool) -> Row:
-    """Positions sorted by expert, beside a loop in which every expert computes all of them; by turns, one thread."""
+    """Positions sorted by expert, against a loop in which every expert computes all; alternating runs, one thread."""
     import numpy as np
     from threadpoolctl import threadpool_limits
 

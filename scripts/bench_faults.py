@@ -1,6 +1,6 @@
 """What it costs to be prepared for the worst, and how long it takes to go on after it.
 
-Two ranks train LeNet-5 in turns, a block of steps each: bare; guarded, which is what scripts/train.py does: a watchdog
+Two ranks train LeNet-5 in alternating blocks of steps: bare; guarded, which is what scripts/train.py does: a watchdog
 on the communicator, a meeting of the ranks ten times a second, in which they hear of errors and of wishes to end, and
 in every block a checkpoint, which a thread writes; and elastic, which has beside that what --elastic has: a heartbeat,
 a ledger, and in the memory of the node a copy of what an update overwrites. The median over the rounds of the quotient

@@ -18,7 +18,7 @@ off than one run from the next, and what of it, in the clock's trace, the last r
 many bytes, busy ports, sums, copies, barriers.
 
 Two cores may talk to each other at one speed now and at a half of it seconds later. So here network and algorithms are
-measured by turns: rows hold the median of the turns' medians against the price on the median network, and the notes
+measured in alternating runs: rows hold the median of medians against the price on the median network, and the notes
 what both were in single turns.
 """
 
@@ -152,7 +152,7 @@ def span(seconds: Iterable[float]) -> str:
 
 
 def median_network(networks: Sequence[Network]) -> Network:
-    """The median of what was measured by turns, of the lengths that all have."""
+    """Return the median of alternating runs, of the lengths that all have."""
 
     def merge(each):
         if isinstance(each[0], dict):

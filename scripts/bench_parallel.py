@@ -142,7 +142,7 @@ def one_stage(case: str, model: str, shape: tuple[int, ...], steps: int) -> Iter
                 times[name].append(1e3 * (time.process_time() - start))
         line.close()
     ours, peer = (median(times[name][1:]) for name in ("line", "plain"))
-    yield Row(case, ours, peer, "nn.Trainer, as many micro-batches", note=f"{steps} steps by turns, processor time")
+    yield Row(case, ours, peer, "nn.Trainer, as many micro-batches", note=f"{steps} alternating steps, processor time")
 
 
 def shared_rows(where: str, found: dict) -> Iterator[Row]:

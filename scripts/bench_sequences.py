@@ -89,7 +89,7 @@ def peak_bytes(attention: str, positions: int, samples: int) -> int:
 
 
 def work(task: dict) -> None:
-    """On two ranks: steps of both ways and of one process, in turns; rank 0 tells the medians."""
+    """On two ranks: alternating steps of both strategies and of one process; rank 0 reports the medians."""
     from mpi4py import MPI
 
     from collectives import Communicator

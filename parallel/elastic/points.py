@@ -47,7 +47,7 @@ class Keeper(Callback):
     Parameters
     ----------
     mirrors : Mirrors
-        For trainers whose ranks do not have all of the state. Where ranks train apart, checkpoints take their place.
+        For trainers whose ranks do not have all of the state. With local updates checkpoints are used instead.
     """
 
     def __init__(self, mirrors: Mirrors):
@@ -65,8 +65,8 @@ class Keeper(Callback):
     def on_begin(self, training):
         self.training = training
         trainer = training.trainer
-        self.scattered = trainer.scattered or trainer.apart
-        self.mirrored = trainer.scattered and not trainer.apart and self.mirrors.every
+        self.scattered = trainer.scattered or trainer.local_update
+        self.mirrored = trainer.scattered and not trainer.local_update and self.mirrors.every
         self._note(training)
         if self.mirrored and training.epoch < training.epochs:
             self.mirrors.take(training, self.progress, self.generation)

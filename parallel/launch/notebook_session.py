@@ -188,7 +188,7 @@ class Session:
 
 
 def slowed(pid: int, factor: float) -> contextlib.AbstractContextManager[None]:
-    """In this block a process runs a `factor`-th of the time: SIGSTOP and SIGCONT by turns."""
+    """In this block a process runs a `factor`-th of the time: alternating SIGSTOP and SIGCONT."""
 
     def stop_and_go(over):
         with contextlib.suppress(ProcessLookupError):

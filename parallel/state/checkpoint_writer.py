@@ -76,7 +76,7 @@ class RanksCheckpointWriter(CheckpointWriter):
         trainer = self.trainer
         if not self.background and asked is None:
             return False
-        if not saved and (trainer.apart or trainer.steps < self.next):
+        if not saved and (trainer.local_update or trainer.steps < self.next):
             return False
         now, made = time.perf_counter(), max(1, trainer.steps - self.last)
         ends, seconds = self._synchronize(bool(asked), now - self.since)

@@ -38,14 +38,14 @@ DECLARED: tuple[Strategy, ...] = (
     local_sgd.ELASTIC_AVERAGING,
 )
 STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in DECLARED}
-AS_ONE = tuple(s.name for s in DECLARED if not s.supports.apart)  # compute what one process computes
+AS_ONE = tuple(s.name for s in DECLARED if not s.supports.local_update)  # compute what one process computes
 
 
 def build_trainer(options, network, loss, optimizer, communicator):
     """Return the DistributedTrainer of --strategy and --mesh on these ranks.
 
     Where ranks have parts of one network, or of its images, the axis of the mesh builds it, in place of ddp or ZeRO.
-    Replicas that train apart are built by their strategy, of however many ranks each is.
+    Local-update replicas are built by their strategy, of however many ranks each is.
     """
     build = STRATEGIES[options.strategy_name].build
     if not axes.of_several_ranks(options):

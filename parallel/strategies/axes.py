@@ -132,6 +132,6 @@ def shown(options) -> str:
 
 
 def of_several_ranks(options) -> bool:
-    """Whether replicas train apart that may be several ranks each."""
+    """Return whether replicas make local updates, and may be several ranks each."""
     can = supported(options)
-    return can.apart and "pipeline" in can.axes
+    return can.local_update and "pipeline" in can.axes

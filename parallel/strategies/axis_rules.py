@@ -89,7 +89,7 @@ def _layers_together(options) -> None:
 
 
 def _replicas(options) -> None:
-    """Replicas that train apart, of several ranks each: with what they do not go."""
+    """Return what local-update replicas of several ranks each cannot be combined with."""
     pipeline = axes.is_pipeline(options)
     if not axes.of_several_ranks(options) or not pipeline:
         return

@@ -44,7 +44,7 @@ def check_strategy(
     optimizer : callable or None
         Builds an optimizer; None for SGD with momentum.
     as_one : bool
-        Whether it computes what one process computes, to 1e-12. Where not, ranks train apart: then equality, bad steps
+        Whether it computes what one process computes, to 1e-12. Not so with local updates: then equality, bad steps
         and disagreement are not checked.
     repeatable : bool
         Whether two runs have the same bits: where not, looking is not compared.

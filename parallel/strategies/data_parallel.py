@@ -22,7 +22,7 @@ from collectives.failures.launch_check import nodes_of
 from parallel.settings import OptionError, changed, flag, option, refuse
 from parallel.strategies import axes
 from parallel.strategies.consistency import Consistency, ConsistencyOptions, check_apart
-from parallel.strategies.declaration import ALL_AXES, APART, NODE_MEMORY, Strategy, Supports
+from parallel.strategies.declaration import ALL_AXES, LOCAL_UPDATE, NODE_MEMORY, Strategy, Supports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -301,7 +301,7 @@ STRATEGY = Strategy(
     supports=Supports(axes=ALL_AXES, mixed=True, elastic=True),
     options=(ConsistencyOptions, NodeMemoryOptions, MessageOptions),
     consistencies=CONSISTENCIES,
-    late=replace(APART, not_compressed="what is on its way is a sum; use --strategy ps --consistency async"),
+    late=replace(LOCAL_UPDATE, not_compressed="what is on its way is a sum; use --strategy ps --consistency async"),
     late_values="stale:S",
     public=("DistributedDataParallel", "StaleDataParallel"),
     check_options=check_options,

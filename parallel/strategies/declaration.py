@@ -67,7 +67,7 @@ class Supports:
         Whether a step that overflows float16 is skipped on all ranks alike (--dtype mixed).
     elastic : bool
         Whether it goes on where a rank dies (--elastic): others have what it had, or a copy, or the last checkpoint.
-    apart : bool
+    local_update : bool
         Whether ranks make steps of their own, so that the result is another one than one process's.
     """
 
@@ -83,7 +83,7 @@ class Supports:
     norms: str = ""
     mixed: bool = False
     elastic: bool = False
-    apart: bool = False
+    local_update: bool = False
 
     def why_not(self, method: str | None = None, *options: str) -> str:
         """Return why this does not go with a compression method and these of COLUMNS; '' where it does."""
@@ -96,7 +96,7 @@ class Supports:
         if "sync_batch_norm" in wanted and not self.synchronized:
             return "statistics over all ranks need all of them at one step, and each is at its own"
         if "reproducible" in wanted and not self.reproducible:
-            if self.apart:
+            if self.local_update:
                 return "what is added up when depends on who comes first, or on how many there are"
             return self.not_reproducible
         if "mixed" in wanted and not self.mixed:
@@ -106,7 +106,7 @@ class Supports:
         return self.not_compressed if method and method.partition(":")[0] not in self.compress else ""
 
 
-APART = Supports(synchronized=False, compress=(), reproducible=False, elastic=True, apart=True)
+LOCAL_UPDATE = Supports(synchronized=False, compress=(), reproducible=False, elastic=True, local_update=True)
 
 # What does not go together under any strategy.
 NEVER_TOGETHER = {

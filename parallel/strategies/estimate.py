@@ -16,7 +16,7 @@ costs of collectives are those of planning/group_costs.py.
 | dp | scatter, broadcast, F, gather, loss, scatter, B, reduce, U: the master's | 2 + k | 1 |
 | ps | F, B, push and pull: N - s messages of Psi / s each way at each server; U / s | (N - s + 2 + k)/s | (N-s)/s |
 | gpipe ... | stages in a schedule (pipeline/cost.py), then an allreduce of the largest stage | 2 + k of one | |
-| local-sgd, diloco, easgd, downpour | ranks train apart, and meet now and then (local_sgd.py, downpour.py) | | |
+| local-sgd, diloco, easgd, downpour | local updates, synchronized now and then (local_sgd.py, downpour.py) | | |
 | pipedream | stages and replicas of planning/partition.py, never flushed, by simulation | versions of a stage | |
 
 On the axis "tensor" every layer takes a part of its seconds and of its bytes, and sums (LayerProfile). On "context" it
@@ -41,11 +41,11 @@ from parallel.strategies.pipeline.cost import MOST_PLANNED, pipedream, pipeline
 from parallel.strategies.pipeline.timing import CHUNKS, TIMED
 
 PRICED = {strategy.name: strategy for strategy in DECLARED if strategy.cost}
-AS_ONE = [strategy for strategy in PRICED.values() if not strategy.supports.apart]
+AS_ONE = [strategy for strategy in PRICED.values() if not strategy.supports.local_update]
 SHARED = [strategy.name for strategy in AS_ONE if "tensor" in strategy.supports.axes]  # go with the axis "tensor"
 ALONE = [strategy.name for strategy in AS_ONE if "tensor" not in strategy.supports.axes]
-APART = [name for name, strategy in PRICED.items() if strategy.supports.apart]  # with keys: local-sgd:8
-NAMES = (*SHARED, *TIMED, *ALONE, "pipedream", *APART)
+LOCAL_UPDATE = [name for name, strategy in PRICED.items() if strategy.supports.local_update]  # with keys: local-sgd:8
+NAMES = (*SHARED, *TIMED, *ALONE, "pipedream", *LOCAL_UPDATE)
 MOST_PARTS = 64  # of a layer, that are tried
 REFINED = 4  # pipelines, of those that the closed form says are fastest
 SEARCHED = ("1f1b", "interleaved", "zb-h1")  # schedules that are tried on every mesh
@@ -77,18 +77,18 @@ def estimate(
         an unknown strategy, a mesh that it cannot have, more stages than layers, cuts that make other stages
     """
     name = strategy.partition(":")[0]
-    name = name if name in APART else strategy
+    name = name if name in LOCAL_UPDATE else strategy
     if name not in NAMES:
         raise ValueError(f"unknown strategy {strategy!r}: expected one of {', '.join(NAMES)}")
-    if axes.pipeline > 1 and name in APART:
+    if axes.pipeline > 1 and name in LOCAL_UPDATE:
         raise ValueError(f"{strategy} is predicted with whole networks: leave pipeline={axes.pipeline} out")
     if axes.pipeline > 1 and strategy not in TIMED:
         raise ValueError(f"{strategy} has no stages: leave pipeline={axes.pipeline} out, or use {', '.join(TIMED)}")
-    if axes.tensor > 1 and name in (*ALONE, "pipedream", *APART):
-        how = "is predicted with whole layers" if name in APART else "does not cut layers"
+    if axes.tensor > 1 and name in (*ALONE, "pipedream", *LOCAL_UPDATE):
+        how = "is predicted with whole layers" if name in LOCAL_UPDATE else "does not cut layers"
         raise ValueError(f"{strategy} {how}: leave tensor={axes.tensor} out")
     if axes.context > 1:
-        if name in (*ALONE, "pipedream", *APART):
+        if name in (*ALONE, "pipedream", *LOCAL_UPDATE):
             raise ValueError(f"{strategy} does not cut sequences: leave context={axes.context} out")
         if axes.context > (most := most_positions(job)):
             raise ValueError(

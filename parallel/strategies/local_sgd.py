@@ -1,4 +1,4 @@
-"""Replicas that train apart, without a server: local SGD, DiLoCo, EASGD. See sync/replicas.py.
+"""Local-update replicas without a server: local SGD, DiLoCo, EASGD. See sync/replicas.py.
 
 What they cost in accuracy for what they save in messages: scripts/experiments/asynchronous.py.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from parallel.settings import Keys, key
 from parallel.strategies.consistency import check_apart
-from parallel.strategies.declaration import APART, WITH_PARTS, Strategy
+from parallel.strategies.declaration import LOCAL_UPDATE, WITH_PARTS, Strategy
 from parallel.strategies.pipeline.option import replica_sizes
 
 if TYPE_CHECKING:
@@ -240,7 +240,9 @@ LOCAL_SGD = Strategy(
     title="Local SGD",
     sources=("Stich 2019", "Kamp et al. 2018 (by drift)"),
     build=build,
-    supports=replace(APART, axes=WITH_PARTS, not_compressed="replicas meet by their parameters, not by gradients"),
+    supports=replace(
+        LOCAL_UPDATE, axes=WITH_PARTS, not_compressed="replicas meet by their parameters, not by gradients"
+    ),
     keys=LocalSGDKeys,
     public=("LocalSGD",),
     cost=cost,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from parallel.settings import OptionError, option, refuse
 from parallel.strategies import axes
 from parallel.strategies.consistency import Consistency, ConsistencyOptions, check_apart
-from parallel.strategies.declaration import ALONE, APART, WITH_PARTS, Strategy, Supports
+from parallel.strategies.declaration import ALONE, LOCAL_UPDATE, WITH_PARTS, Strategy, Supports
 from parallel.strategies.pipeline.option import replica_sizes
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def check(options, ranks: int | None, network, optimizer) -> int | None:
         return None
     workers, servers = roles(ranks, options.servers, options.server_place)
     server_slices(network.layout.size + network.buffer_layout.size, len(servers))
-    if len(servers) > 1 and (options.late or options.reproducible or axes.supported(options).apart):
+    if len(servers) > 1 and (options.late or options.reproducible or axes.supported(options).local_update):
         virtual_shards.refuse_norms(optimizer)
     return len(workers)
 
@@ -250,7 +250,7 @@ def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1
     return Prediction("ps", axes, parts, computing, max(job.parameters, workers * piece), memory)
 
 
-SERVED_APART = replace(APART, axes=WITH_PARTS, compress=ALONE, not_compressed=NO_FACTORS)
+SERVED_APART = replace(LOCAL_UPDATE, axes=WITH_PARTS, compress=ALONE, not_compressed=NO_FACTORS)
 STRATEGY = Strategy(
     name="ps",
     title="Parameter servers",

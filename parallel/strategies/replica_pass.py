@@ -1,4 +1,4 @@
-"""What a rank computes of a replica that trains apart from others: all of it, its parts of the layers, its stages."""
+"""The pass of a rank of a local-update replica: of the whole network, of its slices of the layers, or of its stages."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from parallel.settings import Keys, key
-from parallel.strategies.declaration import APART, Strategy
+from parallel.strategies.declaration import LOCAL_UPDATE, Strategy
 from parallel.strategies.parameter_server import ServerOptions
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ STRATEGY = Strategy(
     sources=("Dean et al. 2012",),
     build=build,
     supports=replace(
-        APART,
+        LOCAL_UPDATE,
         elastic=False,
         parts=False,
         not_parts="a batch is cut into chunks already: say how large by sandblaster:chunk=N",

@@ -77,5 +77,5 @@ def _of_axes(rows: dict[str, Supports]) -> list[str]:
         found.append(f"an axis `expert` beside {others}: {why}")
     beside = {"of `ps` in step": IN_STEP, "and `--server-place workers`": ON_WORKERS, "and `--elastic`": AFTER_A_LOSS}
     found += [f"an axis `pipeline` or `tensor` beside servers, {what}: {why}" for what, why in beside.items()]
-    apart = [f"`{name}`" for name, can in rows.items() if can.apart and "pipeline" in can.axes]
-    return [*found, f"`--pipeline pipedream` with {', '.join(apart)}: {NEVER_FLUSHED}"]
+    replicas = [f"`{name}`" for name, can in rows.items() if can.local_update and "pipeline" in can.axes]
+    return [*found, f"`--pipeline pipedream` with {', '.join(replicas)}: {NEVER_FLUSHED}"]

@@ -35,7 +35,7 @@ class LocalUpdate(GradientSync):
         Whether arrays are what synchronizing gives, and not what this rank trains with.
     """
 
-    apart = True
+    local_update = True
     settled = True
     before_looking: list[tuple[np.ndarray, np.ndarray]] | None = None
     looking = property(lambda self: self.before_looking is not None)

@@ -28,7 +28,7 @@ class StepResult(NamedTuple):
     Attributes
     ----------
     loss : float
-        Mean loss of the global batch; of ranks that train apart, this rank's estimate of it.
+        Mean loss of the global batch; with local updates, this rank's estimate of it.
     agreed : bool
         Whether all ranks were given one size of the global batch, and have one optimizer.
     overflowed : bool
@@ -91,7 +91,7 @@ class AgreementCode:
 
 
 class SizeLog:
-    """Sizes of the global batches since ranks that train apart last met: then all must have had the same.
+    """Sizes of the global batches since local-update ranks last synchronized: all must have had the same.
 
     Attributes
     ----------
@@ -211,7 +211,7 @@ def listed(values: Sequence[float | str]) -> str:
 
 
 def late_disagreement(logs: list[tuple[int, list[float]]]) -> str:
-    """Say in which step ranks that train apart were first given different sizes; '' where they were not.
+    """Return in which step local-update ranks were first given different sizes, in words; '' where they were not.
 
     `logs` are those of SizeLog, by rank; a rank that has made fewer steps, as one that has ended, is no disagreement.
     """
@@ -220,8 +220,8 @@ def late_disagreement(logs: list[tuple[int, list[float]]]) -> str:
         sizes = [log[step - first] if 0 <= step - first < len(log) else math.nan for first, log in logs]
         if len({size for size in sizes if not math.isnan(size)}) > 1:
             return (
-                f"step {step}: ranks disagree on the size of the global batch: {listed(sizes)}. Ranks train apart, and "
-                "have found it where they meet: go back to a state from before that step, and give step(x, y, total) "
-                "the same total on every rank"
+                f"step {step}: ranks disagree on the size of the global batch: {listed(sizes)}. Ranks make local "
+                "updates, and find it when they synchronize: go back to a state from before that step, and give "
+                "step(x, y, total) the same total on every rank"
             )
     return ""

@@ -204,7 +204,7 @@ def one_point(world, task: dict, batch: int) -> dict:
     count = max(1, min(TURNS, task["steps"] // 2))
     steps = max(2, task["steps"] // count)
     turns = []
-    for _ in range(count):  # by turns, so that all see the same of what else runs
+    for _ in range(count):  # alternating runs, so that all are disturbed alike by what else runs
         quiet_barrier(world)
         times = measure_layers(one, *mine, repeats=steps)
         alone = clocked_steps(world, lambda: one.step(*mine, share), steps)

@@ -37,7 +37,7 @@ def test_every_strategy_passes_the_check(comm, name):
         lambda *parts: build_trainer(options, *parts),
         Communicator(comm),
         network=convolutional if name == "owt" else None,
-        as_one=not STRATEGIES[name].supports.apart,
+        as_one=not STRATEGIES[name].supports.local_update,
         repeatable=name not in UNREPEATABLE,
     )
 

@@ -35,7 +35,7 @@ STRATEGIES = {
     "pipeline": ["--strategy", "pipeline"],
 }
 # Of which single cells are tried: the second rank is the second stage of a replica.
-APART = {
+LOCAL_UPDATE = {
     "downpour": ["--ranks", "3", "--strategy", "downpour", "--mesh", "pipeline=2"],
     "local-sgd": ["--ranks", "4", "--strategy", "local-sgd:2", "--mesh", "data=2,pipeline=2"],
 }
@@ -109,7 +109,7 @@ def strike(out: Path, kind: str, phase: str, strategy: str) -> tuple[Path, int, 
         directory, struck = out / str(i), out / f"struck {i}"
         told = {"FAULT": f"{kind}/{phase}/{rank}", "STRUCK": str(struck), "CHECKPOINTS": str(directory / "checkpoints")}
         command = [sys.executable, ROOT / "tests/parallel/faulty.py", *RUN, "--ranks", "2"]
-        command += (STRATEGIES | APART)[strategy]
+        command += (STRATEGIES | LOCAL_UPDATE)[strategy]
         done = subprocess.run(
             [*map(str, command), "--watch", str(seconds), "--out", str(directory)],
             cwd=ROOT, env=os.environ | told | {"PYTHONPATH": str(ROOT)}, text=True, timeout=PATIENCE,

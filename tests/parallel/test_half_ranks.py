@@ -172,5 +172,5 @@ def test_ranks_that_train_apart_take_none(comm):
     from collectives import Communicator
     from parallel.strategies.local_sgd import LocalSGD
 
-    with pytest.raises(ValueError, match="ranks that train apart do not skip a step together"):
+    with pytest.raises(ValueError, match="ranks that make local updates do not skip a step together"):
         LocalSGD(network(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm), SEED)

@@ -111,7 +111,7 @@ def test_no_rank_updates_where_sizes_differ_though_their_mean_is_one_of_them(com
         many.close()
 
 
-APART = {
+LOCAL_UPDATE = {
     "local-sgd": {"strategy": "local-sgd:2"},
     "diloco": {"strategy": "diloco:2"},
     "easgd": {"strategy": "easgd:2"},
@@ -128,7 +128,7 @@ def test_ranks_that_train_apart_compare_sizes_where_they_meet(comm):
     from parallel.command.options import Options
     from parallel.strategies import build_trainer
 
-    for case, options in APART.items():
+    for case, options in LOCAL_UPDATE.items():
         options = Options(seed=SEED, **options)
         network = nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Sigmoid(), nn.Linear(24, 9)), (8, 8, 1))
         parts = network, nn.CrossEntropyLoss(), OPTIMIZERS["momentum"]()

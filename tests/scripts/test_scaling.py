@@ -78,10 +78,10 @@ def test_layers_and_steps_are_told_by_one_statistic(comm, ranks, monkeypatch):
 
 def test_every_strategy_that_is_predicted_can_be_measured(scaling):
     """But those whose steps differ, as ranks meet now and then only."""
-    from parallel.strategies.estimate import APART, NAMES
+    from parallel.strategies.estimate import LOCAL_UPDATE, NAMES
     from parallel.strategies.pipeline import option
 
-    assert set(scaling.STRATEGIES) == {*NAMES, "tensor"} - {*APART}
+    assert set(scaling.STRATEGIES) == {*NAMES, "tensor"} - {*LOCAL_UPDATE}
     assert set(scaling.PIPELINES) == set(option.NAMES)
 
 

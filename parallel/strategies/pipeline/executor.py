@@ -247,7 +247,7 @@ class PipelinePass(ForwardBackward):
             if number not in step.written:
                 for array in stage.network.layout.flat(stage.g).values():
                     array[...] = 0
-        if trainer.sync.apart:  # all ranks of a replica decide alike what comes of the step
+        if trainer.sync.local_update:  # all ranks of a replica decide alike what comes of the step
             loss = self.sum_loss(loss)
         trainer.set_loss(loss, total, micro)
         for array, among in self.ties.values():

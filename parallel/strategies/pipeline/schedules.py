@@ -65,7 +65,7 @@ def gpipe(rank: int, ranks: int, micro_batches: int) -> Actions:
 def one_f_one_b(rank: int, ranks: int, micro_batches: int) -> Actions:
     """A backward as soon as there is one: 1F1B with a flush (Narayanan et al. 2019, 2021).
 
-    Warm-up min(p - 1 - r, m) forwards, then forward and backward by turns, then the backwards that are left. As fast
+    Warm-up min(p - 1 - r, m) forwards, then alternating forward and backward, then the remaining backwards. As fast
     as gpipe, but the peak is min(p - r, m): how many micro-batches there are does not matter any more.
     """
     yield from by_turns(rank, range(micro_batches), ranks - 1 - rank)
@@ -119,7 +119,7 @@ def seat(rank: int, ranks: int, replicas: Sequence[int] = ()) -> Seat:
 
 
 def by_turns(stage: int, micro_batches: Sequence[int], warm_up: int) -> Actions:
-    """Forwards to warm up, then a forward and a backward by turns, then the backwards that are left."""
+    """Return warm-up forwards, then alternating forward and backward, then the remaining backwards."""
     forwards, backwards = iter(micro_batches), iter(micro_batches)
     for i in islice(forwards, warm_up):
         yield Action(stage, "F", i)
@@ -169,7 +169,7 @@ def zb_h2(rank: int, ranks: int, micro_batches: int) -> Actions:
 
 
 def weights_later(stage: int, micro_batches: int, warm_up: int, behind: int) -> Actions:
-    """Warm-up; then I, the W of the micro-batch so many behind, F by turns; then the W that are left."""
+    """Return warm-up forwards; then alternating I, the W of an earlier micro-batch, F; then the remaining W."""
     forwards, weights = iter(range(micro_batches)), iter(range(micro_batches))
     for i in islice(forwards, warm_up):
         yield Action(stage, "F", i)
@@ -220,7 +220,7 @@ def zb_v(rank: int, ranks: int, micro_batches: int) -> Actions:
 def dualpipev(rank: int, ranks: int, micro_batches: int) -> Actions:
     """Forwards and backwards of two chunks overlapped: DualPipeV (DeepSeek 2025; its V shape after Qi et al. 2024).
 
-    Stages r and 2 p - 1 - r as ZB-V's; warm-up 2 (p - 1 - r) forwards of the first, then both by turns. In the
+    Stages r and 2 p - 1 - r as ZB-V's; warm-up 2 (p - 1 - r) forwards of the first, then alternating both. In the
     middle a forward of one chunk runs beside a backward of the other, so that the messages of the one hide behind
     the computation of the other. Idle (p - 1) F where F = I = W and an overlap takes as long as its parts one after
     the other; peak 2 p + 1 of its half stages. It needs 2 p micro-batches to fill: of fewer, those that are not
