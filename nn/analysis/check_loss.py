@@ -11,10 +11,9 @@ import pickle
 import numpy as np
 
 from nn.analysis.check_layer import importable
-from nn.analysis.gradcheck import gradcheck
+from nn.analysis.gradcheck import NoisePool, gradcheck
 from nn.core.context import LayerContext, NetworkContext
 from nn.core.layer import Shape
-from nn.core.memory_pool import MemoryPool
 from nn.losses import Loss
 
 BOUND, NEAR, SAMPLES = 1e-6, 1e-10, 6
@@ -66,8 +65,9 @@ def check_loss(loss: Loss, out_shape: Shape, target: np.ndarray | None = None, s
         raise AssertionError(f"{loss!r}: a pickled one computes something else")
 
 
-def _context() -> LayerContext:
-    return LayerContext(NetworkContext(MemoryPool(), 0), None, "loss", (), None, 0)
+def _context(seed: int = 0) -> LayerContext:
+    """Return a context whose memory holds noise, drawn by the seed."""
+    return LayerContext(NetworkContext(NoisePool(np.random.default_rng(seed)), 0), None, "loss", (), None, 0)
 
 
 def _value(loss: Loss, z: np.ndarray, target: np.ndarray, total: float | None = None) -> float:
@@ -102,6 +102,12 @@ def _check_returns(loss: Loss, z: np.ndarray, target: np.ndarray) -> None:
     if not isinstance(gz, np.ndarray) or gz.shape != z.shape:
         shape = gz.shape if isinstance(gz, np.ndarray) else f"{gz!r:.80}"
         raise AssertionError(f"{loss!r}: the gradient must have the shape of the outputs, {z.shape}, given {shape}")
+    again, gz_again = loss(z, target, len(z), _context(1))
+    if again != value or not np.array_equal(gz, gz_again):
+        raise AssertionError(
+            f"{loss!r}: another value or gradient the second time: does it read memory of ctx.empty or ctx.workspace "
+            "before it writes there?"
+        )
 
 
 def _check_total(loss: Loss, z: np.ndarray, target: np.ndarray) -> None:

@@ -266,7 +266,7 @@ def _shares(a: np.ndarray, b: np.ndarray) -> bool:
         return np.may_share_memory(a, b)
 
 
-class _Noise(MemoryPool):
+class NoisePool(MemoryPool):
     """Memory whose arrays hold noise, as after other users: zeros would hide a mistake."""
 
     def __init__(self, rng: np.random.Generator):
@@ -289,7 +289,7 @@ def _filled(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def _of_loss(loss: Loss, z: np.ndarray, target: np.ndarray, seed: int, eps: float, directions: int) -> float:
     """Check the gradient of a loss: see `gradcheck`."""
     rng = np.random.default_rng(seed)
-    ctx = LayerContext(NetworkContext(_Noise(rng), seed), loss, "loss", (), None, 0)
+    ctx = LayerContext(NetworkContext(NoisePool(rng), seed), loss, "loss", (), None, 0)
     total = 1.7 * len(z)  # not that of these samples: the caller says
     before = z.copy(), target.copy()
     value, gz = loss(z, target, total, ctx)

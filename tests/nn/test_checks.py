@@ -66,16 +66,28 @@ class Wrong(nn.Layer):
     """Multiplies by a number for each feature, with a mistake of choice."""
 
     def __init__(self, mistake=""):
-        self.mistake, self.cache = mistake, {}
+        self.mistake, self.cache = mistake, {"calls": 0, "id": id(self)}
+        if mistake == "lambda":
+            self.cache["function"] = lambda x: x
 
     def specs(self, in_shape):
         if self.mistake == "index error" and in_shape != (6,):
             raise IndexError("tuple index out of range")
-        return {"s": nn.Spec((6,), nn.initializers.ones)}, in_shape
+        self.cache["calls"] += self.mistake == "other specs"
+        extra = {"t": nn.Spec((1,), nn.initializers.ones)} if self.cache["calls"] % 2 else {}
+        return {"s": nn.Spec((6,), nn.initializers.ones)} | extra, in_shape
 
     def forward(self, p, x, ctx):
         if self.mistake == "batch":
             x = x - x.mean(axis=0)
+        if self.mistake == "writes":
+            x *= 1.5
+        if self.mistake == "strides":  # those of a contiguous array
+            x = np.lib.stride_tricks.as_strided(x, x.shape, (x.shape[1] * x.itemsize, x.itemsize))
+        if (self.mistake == "float32" and x.dtype == np.float32) or (
+            self.mistake == "copy" and self.cache["id"] != id(self)
+        ):
+            return 2 * x * p.s, x
         if self.mistake == "no samples" and not len(x):
             raise ValueError("cannot reshape")
         if self.mistake == "cached":
@@ -92,6 +104,8 @@ class Wrong(nn.Layer):
         gs = (gy * x).sum(axis=0)
         if self.mistake == "derivative":
             gs = 2 * gs
+        if self.mistake == "gradient of nothing" and not len(x):
+            gs = np.ones(6)
         gx = gy * p.s
         return (gx - gx.mean(axis=0) if self.mistake == "batch" else gx), {"s": gs}
 
@@ -108,6 +122,13 @@ class DeclaresTooMuch(Wrong):
         (Wrong("no samples"), "a batch without samples, which a shard may have, raises ValueError"),
         (Wrong("cached"), "after a forward of other samples, backward makes something else"),
         (Wrong("index error"), r"specs\(\(6, 3\)\) raises IndexError.*nn.ShapeError"),
+        (Wrong("other specs"), "specs returns other arrays the second time"),
+        (Wrong("writes"), "writes into x, which others may need"),
+        (Wrong("strides"), "the output of samples that are not contiguous .* is not what it was"),
+        (Wrong("float32"), "the output in float32 is not what it was"),
+        (Wrong("gradient of nothing"), "of a batch without samples the gradients must be zero"),
+        (Wrong("lambda"), "it cannot be pickled"),
+        (Wrong("copy"), "a deep copy computes something else"),
         (DeclaresTooMuch("declares too much"), 'the output shares memory.*output = "new" does not hold'),
     ],
     ids=lambda value: "" if isinstance(value, str) else value.mistake,
@@ -152,6 +173,21 @@ class Squares(Loss):
                 d = np.nan_to_num(d)
             case "no samples":
                 d = d - d.min() + d.min()
+            case "overwrites":
+                z -= target
+                d = z
+            case "gradient of one output":
+                return 0.5 * float((d * d).sum()) / total, d[..., :1] / total
+            case "own mean of the gradient":
+                return 0.5 * float((d * d).sum()) / total, d / len(z)
+            case "old memory":
+                gz = ctx.empty(z.shape, z.dtype)
+                gz += d / total
+                return 0.5 * float((d * d).sum()) / total, gz
+            case "float32" if z.dtype == np.float32:
+                d = 2 * d
+            case "strides" if len(z):
+                d = np.lib.stride_tricks.as_strided(z, z.shape, (z.shape[-1] * z.itemsize, z.itemsize)) - target
         return 0.5 * float((d * d).sum()) / total, d / total
 
     def rows(self, out_shape):
@@ -169,6 +205,12 @@ class Squares(Loss):
         ("hides NaN", "hides NaN"),
         ("no samples", "a batch without samples"),
         ("rows", "must be the mean over its positions"),
+        ("overwrites", "it writes into the outputs or the targets"),
+        ("gradient of one output", "the gradient must have the shape of the outputs"),
+        ("own mean of the gradient", "the gradient must be divided by `total_weight`"),
+        ("old memory", "another value or gradient the second time"),
+        ("float32", "in float32 it computes something else"),
+        ("strides", "of outputs that are not contiguous it computes something else"),
     ],
 )
 def test_each_mistake_of_a_loss_gets_its_sentence(mistake, sentence):
@@ -199,10 +241,23 @@ class Descent(Optimizer):
         return "velocity" if self.mistake == "slots" else ("velocity",)
 
     def apply(self, w, g, slots, step, region, sum_over_slices=None):
+        if self.mistake == "norm":
+            g /= np.linalg.norm(g)
         for place in [slice(None)] if self.mistake == "decays all" else region.decayed:
             if self.mistake != "no decay":
                 g[place] += self.weight_decay * w[place]
         v = slots["velocity"]
+        if self.mistake == "another slot":
+            v = slots["momentum"]
+        if self.mistake == "replaces":
+            v = slots["velocity"] = v.copy()
+        if self.mistake == "unused slot":
+            v = v.copy()
+
+        if self.mistake == "float32" and w.dtype == np.float32:
+            g = 2 * g
+        if self.mistake == "first moment":
+            g = g / np.where(g == 0, 1, v)
         if self.mistake == "kept":
             v = self.kept.setdefault("v", np.zeros_like(w))
         v *= 0.9
@@ -230,6 +285,12 @@ class Descent(Optimizer):
         ("decays all", "weight decay changes a bias"),
         ("no decay", "weight_decay does nothing"),
         ("norm of a slice", "updates of slices.*are not those of the whole"),
+        ("another slot", "asks for slot 'momentum', which the class does not declare"),
+        ("replaces", "slot 'velocity' is replaced: write into it"),
+        ("unused slot", "slot 'velocity' is declared, and still zero"),
+        ("first moment", "some parameters are not finite"),
+        ("norm", "where gradients are 0 parameters become NaN"),
+        ("float32", "in float32 it computes something else"),
     ],
 )
 def test_each_mistake_of_an_optimizer_gets_its_sentence(mistake, sentence):

@@ -298,6 +298,30 @@ def test_what_is_right_trains_right(kind):
         nn.check_layer(kind(), (6,))
 
 
+def drawn(rng, make, depth=2):
+    """A random chain of students' layers, make(kind), and built-in ones; 6 features in and out."""
+    own = lambda: make(RIGHT[rng.integers(len(RIGHT))])
+    inner = lambda: chain(*drawn(rng, make, depth - 1))
+    choices = [own, own, own, dense, nn.Tanh, lambda: nn.Dropout(0.2), lambda: nn.LayerNorm(6)]
+    if depth:
+        choices += [
+            lambda: nn.Residual(inner()),
+            lambda: nn.Residual(own(), inner()),
+            lambda: nn.Recompute(inner()),
+            lambda: chain(nn.Parallel(inner(), own()), dense(12, 6)),
+        ]
+    return [choices[rng.integers(len(choices))]() for _ in range(rng.integers(1, 5))]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_drawn_networks_of_several_students_train_right(seed):
+    found, expected = (
+        train(drawn(np.random.default_rng(seed), make)) for make in (lambda kind: kind(), lambda kind: Isolated(kind()))
+    )
+    for a, b in zip(found, expected, strict=True):
+        assert np.array_equal(a, b)
+
+
 @pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
 def test_what_is_wrong_is_refused_by_name(kind):
     refused = 0
