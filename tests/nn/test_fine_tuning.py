@@ -70,6 +70,36 @@ def test_rates_by_layer_are_pytorchs_parameter_groups(name):
         np.testing.assert_allclose(array, arrays[key].detach().numpy(), rtol=1e-11, atol=1e-13, err_msg=key)
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "RMSprop"])
+def test_a_saved_network_is_fine_tuned_and_unfrozen_with_pytorchs_numbers(name, tmp_path):
+    torch = pytest.importorskip("torch")
+    before = trainer(OPTIMIZERS[name]())
+    before.step(X, Y)
+    ours = trainer(OPTIMIZERS[name]())
+    assert ours.load_weights(nn.load(nn.save(before, tmp_path / "network.npz"))) == []
+    arrays = {key: torch.tensor(array.copy(), requires_grad=True) for key, array in before.named_parameters()}
+    own = ours.optimizer
+    groups = [{"params": [array], "weight_decay": own.weight_decay * (".W" in key)} for key, array in arrays.items()]
+    options = {"SGD": {"momentum": 0.9}, "RMSprop": {"momentum": 0.5}, "Adagrad": {"eps": 1e-10}}[name]
+    theirs = getattr(torch.optim, name)(groups, lr=own.lr, **options)
+    ours.freeze("0")
+    for step in range(6):
+        if step == 3:
+            ours.unfreeze()
+        for key, array in arrays.items():
+            array.requires_grad_(step >= 3 or not key.startswith("0."))
+        ours.step(X, Y)
+        theirs.zero_grad()
+        z = torch.tensor(X)
+        for i in ("0", "2", "4"):
+            z = z @ arrays[f"{i}.W"] + arrays[f"{i}.b"]
+            z = z if i == "4" else torch.tanh(z)
+        torch.nn.functional.cross_entropy(z, torch.tensor(Y)).backward()
+        theirs.step()
+        for key, array in ours.named_parameters():
+            np.testing.assert_allclose(array, arrays[key].detach().numpy(), rtol=1e-11, atol=1e-13, err_msg=key)
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_frozen_arrays_and_their_moments_stay(name):
     one = trainer(OPTIMIZERS[name]())
