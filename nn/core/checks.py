@@ -47,19 +47,21 @@ class Checks:
         result = as_pair(layer.forward(p, x, ctx), ctx)
         y, saved = result
         if not (ctx.may_overwrite_input or np.array_equal(x[:1], before, equal_nan=not ids)):
-            raise TypeError(f"{_name(ctx)}: forward overwrote x, which others may need: write to a new array")
+            raise TypeError(f"{ctx.description}: forward overwrote x, which others may need: write to a new array")
         if not isinstance(y, np.ndarray):
-            raise TypeError(f"{_name(ctx)}: forward must return an array, and what backward needs, given {_kind(y)}")
+            raise TypeError(
+                f"{ctx.description}: forward must return an array, and what backward needs, given {_kind(y)}"
+            )
         if y.dtype != self.dtype and not (ids and y.dtype.kind in "iub"):
             raise TypeError(
-                f"{_name(ctx)}: its output is {y.dtype} in a network of {self.dtype}: does it compute with arrays of "
-                "another dtype, such as np.ones(3)? Make them with dtype=x.dtype"
+                f"{ctx.description}: its output is {y.dtype} in a network of {self.dtype}: does it compute with arrays "
+                "of another dtype, such as np.ones(3)? Make them with dtype=x.dtype"
             )
         if self.compares(ctx):
             wanted = (len(x), *(layer.training_shape(sample) if ctx.training else layer.specs(sample)[1]))
             if y.shape != wanted:
                 raise ShapeError(
-                    f"{_name(ctx)}: specs says that it makes {wanted} of {x.shape}, forward made {y.shape}"
+                    f"{ctx.description}: specs says that it makes {wanted} of {x.shape}, forward made {y.shape}"
                 )
         for what, arrays in (("y", y), ("something in saved", saved)):
             self.refuse_workspace(what, arrays, ctx)
@@ -71,7 +73,9 @@ class Checks:
         """Refuse memory that the next layer overwrites where it has to last."""
         pool = ctx.network_context.pool
         if any(np.may_share_memory(array, raw) for array in arrays_in(value) for raw in pool.workspaces()):
-            raise TypeError(f"{_name(ctx)}: {what} is a workspace, which the next layer overwrites: take ctx.empty")
+            raise TypeError(
+                f"{ctx.description}: {what} is a workspace, which the next layer overwrites: take ctx.empty"
+            )
 
     def compares(self, ctx: Any) -> bool:
         """Whether arrays have the shapes that specs say, which they have not where a group computes one layer."""
@@ -83,23 +87,23 @@ class Checks:
         result = layer.backward(p, gy, saved, ctx)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
             raise TypeError(
-                f"{_name(ctx)}: backward must return a pair (gx, gradients): dLoss/dx, and a dict of the gradients of "
-                f"its parameters, which may be empty; given {_kind(result)}"
+                f"{ctx.description}: backward must return a pair (gx, gradients): dLoss/dx, and a dict of the "
+                f"gradients of its parameters, which may be empty; given {_kind(result)}"
             )
         gx, gradients = result
         if ctx.needs_input_grad and self.checked_modes and not self.ids:
             wanted = (len(gy), *self.sample)
             if not isinstance(gx, np.ndarray) or gx.shape != wanted or gx.dtype != self.dtype:
                 kind = f"{gx.dtype}{gx.shape}" if isinstance(gx, np.ndarray) else gx if gx is None else _kind(gx)
-                raise TypeError(f"{_name(ctx)}: backward must return dLoss/dx, {self.dtype}{wanted}, given {kind}")
+                raise TypeError(f"{ctx.description}: backward must return dLoss/dx, {self.dtype}{wanted}, given {kind}")
         if not (ctx.may_overwrite_grad or np.array_equal(gy[:1], before, equal_nan=True)):
-            raise TypeError(f"{_name(ctx)}: backward overwrote gy, which others may need: write to a new array")
+            raise TypeError(f"{ctx.description}: backward overwrote gy, which others may need: write to a new array")
         self.refuse_workspace("dLoss/dx", gx, ctx)
         if ctx.children:
             if gradients:
                 raise TypeError(
-                    f"{_name(ctx)}: a layer with children has no parameters of its own; ctx.children[i].backward takes "
-                    f"those of its children, given {', '.join(map(repr, gradients))}"
+                    f"{ctx.description}: a layer with children has no parameters of its own; ctx.children[i].backward "
+                    f"takes those of its children, given {', '.join(map(repr, gradients))}"
                 )
         elif self.compares(ctx):
             _check_gradients(gradients, vars(ctx.gradients), ctx)
@@ -121,7 +125,7 @@ def as_pair(result: Any, ctx: Any) -> tuple[np.ndarray, Any]:
     """Return what a layer's forward has returned; refuse anything but a pair (y, saved)."""
     if type(result) is not tuple or len(result) != 2:
         raise TypeError(
-            f"{_name(ctx)}: forward must return a pair (y, saved), the output and what backward needs (None if "
+            f"{ctx.description}: forward must return a pair (y, saved), the output and what backward needs (None if "
             f"nothing), given {_kind(result)}"
         )
     return result
@@ -131,23 +135,25 @@ def _check_gradients(gradients: dict, arrays: dict[str, np.ndarray], ctx: Any) -
     """Refuse gradients of other names, shapes or dtypes than the parameters have."""
     if gradients.keys() != arrays.keys():
         raise TypeError(
-            f"{_name(ctx)}: backward must return the gradients of {_names(arrays)}, as specs names them, "
+            f"{ctx.description}: backward must return the gradients of {_names(arrays)}, as specs names them, "
             f"given those of {_names(gradients)}"
         )
     for name, gradient in gradients.items():
         array = arrays[name]
         if not isinstance(gradient, np.ndarray | np.generic | Product | RowSum | ScatterAdd) and not callable(gradient):
             raise TypeError(
-                f"{_name(ctx)}: the gradient of {name} must be an array, or say what it is made of (nn.Product, "
+                f"{ctx.description}: the gradient of {name} must be an array, or say what it is made of (nn.Product, "
                 f"nn.RowSum, nn.ScatterAdd, a function), given {_kind(gradient)}"
             )
         shape, dtypes = _described(gradient)
         exact = shape is not None and (len(shape) == array.ndim or isinstance(gradient, np.ndarray | np.generic))
         # a product is a matrix: for an array of more axes it has the elements, in their order
         if shape is not None and (shape != array.shape if exact else math.prod(shape) != array.size):
-            raise ShapeError(f"{_name(ctx)}: the gradient of {name} must have its shape {array.shape}, given {shape}")
+            raise ShapeError(
+                f"{ctx.description}: the gradient of {name} must have its shape {array.shape}, given {shape}"
+            )
         if any(dtype != array.dtype for dtype in dtypes):
-            raise TypeError(f"{_name(ctx)}: the gradient of {name} must be made of {array.dtype}, given {dtypes}")
+            raise TypeError(f"{ctx.description}: the gradient of {name} must be made of {array.dtype}, given {dtypes}")
 
 
 def _described(gradient: Any) -> tuple[tuple[int, ...] | None, list[np.dtype]]:
@@ -161,10 +167,6 @@ def _described(gradient: Any) -> tuple[tuple[int, ...] | None, list[np.dtype]]:
     if isinstance(gradient, ScatterAdd):
         return None, [gradient.rows.dtype]
     return None, []
-
-
-def _name(ctx: Any) -> str:
-    return f"layer {ctx.path} ({ctx.layer!r:.80})" if ctx.path else f"{ctx.layer!r:.80}"
 
 
 def _names(mapping: dict) -> str:

@@ -239,7 +239,7 @@ class Recompute(Wrapper):
             y, saved = self.layer.forward(p, x, ctx)
         if expected is not None and np.nanmax(np.abs(y - expected), initial=0) > 1e-3 * np.nanmax(np.abs(y), initial=0):
             raise RuntimeError(
-                f"layer {ctx.path} ({self!r}): computed again, forward makes something else. Random numbers must come "
+                f"{ctx.description}: computed again, forward makes something else. Random numbers must come "
                 "from ctx.random, and a layer must keep nothing from pass to pass"
             )
         del y

@@ -319,6 +319,11 @@ class LayerContext:
     # ------------------------------------------------------------------------------------ for the engine
 
     @property
+    def description(self) -> str:
+        """The layer with its path, for messages."""
+        return f"layer {self.path} ({self.layer!r:.80})" if self.path else f"{self.layer!r:.80}"
+
+    @property
     def micro_batch(self) -> MicroBatch:
         """The samples that are being computed."""
         return self.network_context.micro_batch

@@ -225,14 +225,14 @@ class MultiHeadAttention(Layer):
             return None
         if padding.shape != (expected := (samples, length)):
             raise ShapeError(
-                f"layer {ctx.path} ({self!r}): expects a padding mask of shape {expected}, one entry a position "
+                f"{ctx.description}: expects a padding mask of shape {expected}, one entry a position "
                 f"of its input, given the Embedding's {padding.shape}: layers between the two change the positions; "
                 "build the Embedding without padding, or leave its positions as they are"
             )
         blind = padding[:, 0] if self.causal else padding.all(axis=1)
         if blind.any():
             raise ValueError(
-                f"layer {ctx.path} ({self!r}): sample {int(blind.argmax())}, position 0: padding masks every position "
+                f"{ctx.description}: sample {int(blind.argmax())}, position 0: padding masks every position "
                 + ("that comes before it and itself; pad at the end" if self.causal else "of the sequence")
             )
         return padding

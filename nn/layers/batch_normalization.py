@@ -150,7 +150,7 @@ class BatchNorm(Layer):
             return None
         if count < 2:
             raise ValueError(
-                f"layer {ctx.path} ({self!r}): {int(count)} values for each channel in training, and a variance needs "
+                f"{ctx.description}: {int(count)} values for each channel in training, and a variance needs "
                 "at least two: use a larger batch, or evaluation mode"
             )
         return count, sums / count, squares / count

@@ -68,11 +68,11 @@ class Embedding(Layer):
     def check(self, x, vocabulary: int, ctx) -> None:
         """Refuse what is no id below `vocabulary`."""
         if x.dtype.kind not in "iu":
-            raise TypeError(f"layer {ctx.path} ({self!r}): expects integer ids, given {x.dtype}")
+            raise TypeError(f"{ctx.description}: expects integer ids, given {x.dtype}")
         if x.size and (x.min() < 0 or x.max() >= vocabulary):
             at = np.argwhere((x < 0) | (x >= vocabulary))[0].tolist()
             raise ValueError(
-                f"layer {ctx.path} ({self!r}): id {x[tuple(at)]} of sample {at[0]}, position {at[1:]}, "
+                f"{ctx.description}: id {x[tuple(at)]} of sample {at[0]}, position {at[1:]}, "
                 f"is not in the vocabulary: ids are 0 to {vocabulary - 1}"
             )
 

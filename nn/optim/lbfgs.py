@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nn.arguments import SIZE
+from nn.arguments import NOT_NEGATIVE, SIZE, Number
 from nn.optim.clipping import BLOCK_BYTES
 
 
@@ -117,6 +117,8 @@ class LBFGS:
     ):
         for name, value in (("history", history), ("max_evaluations", max_evaluations)):
             SIZE(f"LBFGS: {name}", value)
+        NOT_NEGATIVE("LBFGS: tolerance", tolerance)
+        Number(above=0, below=math.inf)("LBFGS: lr", lr)
         if not 0 < c1 < c2 < 1:
             raise ValueError(f"LBFGS: expected 0 < c1 < c2 < 1, given c1={c1}, c2={c2}")
         self.vectors, self.evaluate, self.history, self.tolerance = vectors, evaluate, history, tolerance

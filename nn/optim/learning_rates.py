@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nn.arguments import SIZE, Constraint, Number
+from nn.arguments import COUNT, SIZE, Constraint, Number
 from nn.registry import register
 
 Schedule = Callable[[int], float]
@@ -152,7 +152,7 @@ class Exponential(_Schedule):
 class Polynomial(_Schedule):
     """From lr at step `begin` to `end` at step `steps` as (1 - t)^power, t from 0 to 1; linear for power 1."""
 
-    constraints = {"lr": RATE, "steps": SIZE, "power": RATE, "end": RATE}
+    constraints = {"lr": RATE, "steps": SIZE, "power": RATE, "end": RATE, "begin": COUNT}
 
     lr: float
     steps: int
@@ -179,7 +179,7 @@ class Polynomial(_Schedule):
 class Cosine(_Schedule):
     """From lr at step `begin` to `end` at step `steps` as half a cosine wave."""
 
-    constraints = {"lr": RATE, "steps": SIZE, "end": RATE}
+    constraints = {"lr": RATE, "steps": SIZE, "end": RATE, "begin": COUNT}
 
     lr: float
     steps: int

@@ -210,9 +210,10 @@ class Checkpoints(Closed):
         name : str or None
             A name of its own, such as "best", which the next save of that name replaces.
         """
-        if name and Path(name).name != name:
+        if name is not None and (not name or Path(name).name != name or STEP.fullmatch(f"{name}.npz")):
             raise ValueError(
-                f"Checkpoints.save: name is that of a file in the directory, such as 'best', given {name!r}"
+                "Checkpoints.save: name is that of a file in the directory, such as 'best', and none of those that are "
+                f"named by their step, given {name!r}"
             )
         self.directory.mkdir(parents=True, exist_ok=True)
         remove_temporary_files(self.directory, ("manifest.json", f"{name}.npz"))

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from nn import option_strings
-from nn.arguments import COUNT, Configured, Number, OneOf, Optional
+from nn.arguments import COUNT, NOT_NEGATIVE, Configured, Number, OneOf, Optional
 from nn.metrics import MODES, direction
 from nn.optim.learning_rates import RATE, Epochs, Schedule, Warmup, linear_scaling
 from nn.registry import lookup, option_types, register
@@ -45,6 +45,7 @@ class Plateau(Configured, Callback):
         "lr": RATE,
         "factor": Number(above=0, below=1),
         "patience": COUNT,
+        "threshold": NOT_NEGATIVE,
         "mode": Optional(OneOf(MODES)),
     }
 

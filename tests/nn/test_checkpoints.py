@@ -40,6 +40,16 @@ def test_a_step_that_is_saved_twice_is_there_once(tmp_path):
         assert kept.load()[1] == {"epoch": 1}
 
 
+@pytest.mark.parametrize("name", ["", "a/b", "step-00000001"])
+def test_a_name_that_is_none_or_that_of_a_step_is_refused(name, tmp_path):
+    """A named one would else replace that of the step, and not be found as the latest."""
+    kept = nn.Checkpoints(tmp_path)
+    kept.save(state(1), {"epoch": 1})
+    with pytest.raises(ValueError, match="name is that of a file in the directory"):
+        kept.save(state(1), {}, name)
+    assert kept.load()[1] == {"epoch": 1}
+
+
 def test_named_ones_are_kept_beside(tmp_path):
     kept = nn.Checkpoints(tmp_path)
     kept.save(state(1), {}, "best")

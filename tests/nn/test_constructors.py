@@ -49,6 +49,7 @@ def test_pairs_texts_and_none():
         (nn.Adam(), "beta1", 1, r"Adam: beta1 must be in \[0, 1\), given 1"),
         (nn.ClipNorm(1.0), "limit", 0, r"ClipNorm: limit must be in \(0, inf\), given 0"),
         (nn.schedules.Plateau(0.1), "factor", 1, r"Plateau: factor must be in \(0, 1\), given 1"),
+        (nn.schedules.Plateau(0.1), "threshold", math.nan, "Plateau: threshold must be at least 0, given nan"),
     ],
 )
 def test_an_argument_that_is_set_again_is_checked_as_in_the_constructor(thing, name, value, words):
