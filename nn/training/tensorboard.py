@@ -49,7 +49,7 @@ class TensorBoard(Callback):
         self.file: EventFile | None = None
 
     def on_begin(self, training):
-        if training.trainer.writer:
+        if training.trainer.is_writer:
             before = bool(training.history or training.batch)
             self.file = EventFile(self.directory, training.trainer.steps + 1 if before else None)
         self.written = time.monotonic()
