@@ -6,6 +6,7 @@ import math
 import os
 import time
 
+from nn.arguments import SIZE
 from nn.training.event_file import EventFile
 from nn.training.training import Callback
 
@@ -43,9 +44,7 @@ class TensorBoard(Callback):
     PAUSE = 5.0  # seconds between two writes within an epoch
 
     def __init__(self, directory: str | os.PathLike, every: int = 10):
-        if every < 1:
-            raise ValueError(f"TensorBoard: every must be at least 1 step, given {every}")
-        self.directory, self.every = directory, every
+        self.directory, self.every = directory, SIZE("TensorBoard: every", every)
         self.file: EventFile | None = None
 
     def on_begin(self, training):
