@@ -113,21 +113,23 @@ def activations(trainer: Trainer, x: np.ndarray, bins: int = 40) -> list[Distrib
             outputs.append(distribution(f"{path} {layer!r}", y, bins))
 
     context = trainer.ctx.network_context
-    outer, context.after_forward = context.after_forward, watch
-    try:
-        trainer.predict(x, batch=max(1, len(x)))  # one pass: each layer once, over all samples
-    finally:
-        context.after_forward = outer
+    with trainer.lock:  # outputs of other threads are not meant
+        outer, context.after_forward = context.after_forward, watch
+        try:
+            trainer.predict(x, batch=max(1, len(x)))  # one pass: each layer once, over all samples
+        finally:
+            context.after_forward = outer
     return outputs
 
 
 def gradients(trainer: Trainer, x: np.ndarray, y: np.ndarray, bins: int = 40) -> list[Distribution]:
     """The gradient of every parameter for a batch, first layer first; the trainer's gradient buffer is overwritten."""
-    before = trainer.snapshot()
-    trainer.total_weight = trainer.weight(y) if trainer.whole_loss.weighted else None
-    trainer.compute_gradients(x, y, len(x))
-    trainer.restore(before)  # running statistics
-    items = dict(trainer.network.layout.items(trainer.gradients))
+    with trainer.lock:
+        before = trainer.snapshot()
+        trainer.total_weight = trainer.weight(y) if trainer.whole_loss.weighted else None
+        trainer.compute_gradients(x, y, len(x))
+        trainer.restore(before)  # running statistics
+        items = {name: array.copy() for name, array in trainer.network.layout.items(trainer.gradients)}
     layers = reversed(dict.fromkeys(name.rpartition(".")[0] for name in items))  # the layout has the last one first
     return [
         distribution(name, g, bins) for layer in layers for name, g in items.items() if name.rpartition(".")[0] == layer

@@ -155,9 +155,10 @@ class Loader(Closed):
 
         A loss whose rows count differently needs their weight, wherever the samples are.
         """
-        if self._order is None or self._order[0] != epoch:
-            self._order = epoch, self.order(epoch)
-        targets = self.dataset.y[self._order[1][step * self.batch : (step + 1) * self.batch]]  # samples are not read
+        known = self._order  # once: another thread may be in another epoch
+        if known is None or known[0] != epoch:
+            known = self._order = epoch, self.order(epoch)
+        targets = self.dataset.y[known[1][step * self.batch : (step + 1) * self.batch]]  # samples are not read
         return self.dataset.targets(targets, self.dtype)
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:

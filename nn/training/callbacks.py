@@ -23,8 +23,11 @@ from nn.training.training import Callback, Training
 
 def is_interactive() -> bool:
     """Return whether a person sees what is printed: in a terminal or a notebook."""
+    stream = sys.stdout  # None without a console; closed, or without isatty, where others have replaced it
     kernel = sys.modules.get("ipykernel.iostream")  # there only where a notebook's kernel runs
-    return sys.stdout.isatty() or (kernel is not None and isinstance(sys.stdout, kernel.OutStream))
+    if kernel is not None and isinstance(stream, kernel.OutStream):
+        return True
+    return hasattr(stream, "isatty") and not getattr(stream, "closed", False) and stream.isatty()
 
 
 class Progress(Callback):

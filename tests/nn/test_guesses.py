@@ -4,6 +4,7 @@ docs/howto/from_pytorch.md shows the same.
 """
 
 import copy
+import io
 import pickle
 
 import numpy as np
@@ -151,6 +152,16 @@ def test_progress_is_shown_where_a_person_looks(capsys, monkeypatch):
     nn.fit(make(), (X, Y), 2, verbose=False)
     nn.fit(make(), (X, Y), 2, nn.callbacks.Progress(say=lambda line: None))
     assert capsys.readouterr().out == "", "a Progress of one's own is enough"
+
+
+@pytest.mark.parametrize("stream", [None, object(), "closed"])
+def test_training_needs_no_console(stream, monkeypatch):
+    """Programs without a console have no sys.stdout; others replace it, or close it."""
+    if stream == "closed":
+        stream = io.StringIO()
+        stream.close()
+    monkeypatch.setattr("sys.stdout", stream)
+    assert nn.fit(make(), (X, Y), 1).epoch == 1
 
 
 def test_models_are_functions_of_shape_and_classes():

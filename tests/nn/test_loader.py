@@ -22,6 +22,32 @@ def numbered(n, shape=(3,)):
 sizes = {"n": st.integers(1, 60), "seed": st.integers(0, 5), "epoch": st.integers(0, 9)}
 
 
+class Interrupted:
+    """A data set; where its targets are read another thread's call comes first."""
+
+    def __init__(self, dataset, call):
+        self.dataset, self.call = dataset, call
+
+    @property
+    def y(self):
+        call, self.call = self.call, lambda: None
+        call()
+        return self.dataset.y
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getattr__(self, name):
+        return getattr(self.dataset, name)
+
+
+def test_targets_are_those_of_the_epoch_also_where_another_thread_asks_for_another():
+    loader = Loader(numbered(50), 10)
+    expected = loader.dataset.y[loader.order(0)[:10]]
+    loader.dataset = Interrupted(loader.dataset, lambda: loader.targets(1, 0))
+    assert np.array_equal(loader.targets(0, 0), expected)
+
+
 @settings(max_examples=60, deadline=None)
 @given(**sizes, count=st.integers(1, 9), more=st.integers(0, 30), drop=st.booleans(), prefetch=st.integers(0, 2))
 def test_shards_make_up_the_global_batch(n, seed, epoch, count, more, drop, prefetch):
