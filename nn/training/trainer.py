@@ -109,8 +109,8 @@ def _buffer(name: str) -> property:
 class Trainer(Closed):
     """Train a network in one process.
 
-    Several threads may call `step`, `predict` and `evaluate`: a lock lets one in at a time. Copies and unpickled
-    trainers have arrays of their own, and continue from the same state.
+    Several threads may call `step`, `predict` and `evaluate`, take a snapshot and copy: a lock lets one in at a time.
+    Copies and unpickled trainers have arrays of their own, and continue from the same state.
 
     Parameters
     ----------
@@ -191,7 +191,9 @@ class Trainer(Closed):
         self.p, self.g, self.region = layout.views(self.flat_parameters), layout.views(self.gradients), layout.region()
 
     def __getstate__(self) -> dict:
-        return {name: value for name, value in vars(self).items() if name not in REBUILT}
+        """Return the attributes as they are between two steps: copied, for another thread may train meanwhile."""
+        with self.lock:
+            return copy.deepcopy({name: value for name, value in vars(self).items() if name not in REBUILT})
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state)  # a copied view would be an array of its own, which training does not change
@@ -643,12 +645,13 @@ class Trainer(Closed):
         ValueError
             An entry is missing, unknown, or of another shape or dtype: which, and what was expected.
         """
-        own = self.state_dict()
-        if problem := check_state({name: (array.shape, array.dtype) for name, array in own.items()}, state):
-            raise ValueError(problem)
-        for name, array in own.items():
-            array[...] = state[name]
-        self.steps = int(state["steps"])
+        with self.lock:
+            own = self.state_dict()
+            if problem := check_state({name: (array.shape, array.dtype) for name, array in own.items()}, state):
+                raise ValueError(problem)
+            for name, array in own.items():
+                array[...] = state[name]
+            self.steps = int(state["steps"])
 
     def load_weights(self, weights: Any) -> list[str]:
         """Start from the weights of a trained network, for example to fine-tune it; moments and steps start at 0.
@@ -675,7 +678,8 @@ class Trainer(Closed):
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Return a copy of the state that this process has, for `restore`."""
-        return {name: array.copy() for name, array in self.state_dict().items()}
+        with self.lock:
+            return {name: array.copy() for name, array in self.state_dict().items()}
 
     def restore(self, snapshot: dict[str, np.ndarray]) -> None:
         """Go back to a snapshot of this trainer."""

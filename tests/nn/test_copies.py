@@ -163,6 +163,26 @@ def test_predictions_and_evaluation_while_another_thread_trains():
     assert {each for some in predictions for each in some} <= set(between)
 
 
+@pytest.mark.parametrize("copied", [*COPIES.values(), nn.Trainer.snapshot], ids=[*COPIES, "snapshot"])
+def test_what_is_copied_while_another_thread_trains_is_of_one_moment(copied):
+    one, other, done = trainer(nn.Adam(0.01)), trainer(nn.Adam(0.01)), threading.Event()
+
+    def train():
+        while not done.is_set():
+            one.step(X, Y)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    copies = [copied(one) for _ in range(40)]
+    done.set()
+    thread.join()
+    for each in copies:
+        state = each if isinstance(each, dict) else each.state_dict()
+        while other.steps < state["steps"]:
+            other.step(X, Y)
+        assert all(np.array_equal(array, other.state_dict()[name]) for name, array in state.items())
+
+
 def test_threads_evaluate_with_metrics_of_their_own():
     one = trainer(nn.SGD(0.1))
     wanted = {(): set(), ("perplexity",): {"perplexity"}, ("top_5_accuracy",): {"top_5_accuracy"}}
