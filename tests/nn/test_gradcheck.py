@@ -236,7 +236,7 @@ def test_every_mistake_of_a_loss_is_caught():
     for mistake, said in (
         ("adds", "another value or gradient the second time"),
         ("leaves one out", "another value or gradient the second time"),
-        ("own total", "of a batch in two parts"),
+        ("own total", "of a batch in two micro-batches"),
         ("overwrites z", "overwrote its input"),
         ("gives z", "must be a new"),
         ("float32", "must be a new float64"),

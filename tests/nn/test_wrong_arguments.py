@@ -235,8 +235,8 @@ WRONG = {
     "no samples at a time": (lambda: trained().predict(X, batch=0), ValueError, "predict: batch .*at least 1, given 0"),
     "text at a time": (lambda: trained().predict(X, batch="3"), TypeError, "predict: batch .*, given '3'"),
     # about networks
-    "list of layers": (lambda: nn.Sequential([nn.ReLU()]), TypeError, r"a list of layers: Sequential\(\*layers\)"),
-    "network of a list": (lambda: nn.Network([nn.ReLU()], (3,)), TypeError, r"Sequential\(\*layers\) puts"),
+    "list of layers": (lambda: nn.Sequential([nn.ReLU()]), TypeError, r"a list of layers: nn.Sequential\(\*layers\)"),
+    "network of a list": (lambda: nn.Network([nn.ReLU()], (3,)), TypeError, r"Sequential\(\*layers\) is one"),
     "number for a shape": (lambda: nn.Network(nn.ReLU(), 3), TypeError, r"in_shape is that of one sample, .*given 3"),
     "batch axis": (lambda: nn.Network(nn.ReLU(), (None, 3)), TypeError, "in_shape is that of one sample"),
     "initializer": (
