@@ -20,7 +20,7 @@ from nn.registry import register
 
 
 def fans(shape: Shape) -> tuple[int, int]:
-    """(fan_in, fan_out): how many inputs feed one output, and how many outputs one input feeds."""
+    """Return (fan_in, fan_out): how many inputs feed one output, and how many outputs one input feeds."""
     if len(shape) < 2:
         return math.prod(shape), math.prod(shape)
     receptive = math.prod(shape[:-2])

@@ -253,7 +253,7 @@ class NLLLoss(Loss):
         return None if self.ignore_index is None else target != self.ignore_index
 
     def check(self, z: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """The targets, one a row, or an error."""
+        """Return the targets, one for each row; refuse others."""
         if z.shape[-1] == 1:
             raise ValueError(
                 f"{type(self).__name__}: the network has one output, and softmax makes it 1 whatever it is: give two "

@@ -35,7 +35,7 @@ def field(number: int, value: int | float | str | bytes) -> bytes:
 
 
 def double(number: int, value: float) -> bytes:
-    """One field of eight bytes."""
+    """Encode one field of eight bytes."""
     return varint(number << 3 | DOUBLE) + struct.pack("<d", value)
 
 

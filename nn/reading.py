@@ -75,7 +75,7 @@ def _too_large(path: str | os.PathLike, limit: int) -> OSError:
 
 
 def read_bytes(path: str | os.PathLike, limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes. Raises as `open_file`."""
+    """Return the content of a regular file of at most `limit` bytes. Raises as `open_file`."""
     with open_file(path, limit) as file:
         expected = min(limit, os.fstat(file.fileno()).st_size)
         content = file.read(expected + 1)
@@ -113,7 +113,7 @@ def _lines(path: str) -> list[str]:
 
 
 def read_text(path: str | os.PathLike, limit: int, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """The text in a regular file; raises as `open_file`, and ValueError where it is none in that encoding."""
+    """Return the text in a regular file; raise as `open_file`, and ValueError where it is none in that encoding."""
     return read_bytes(path, limit).decode(encoding, errors)
 
 

@@ -113,7 +113,7 @@ class _Case:
         return ctx
 
     def compute(self, network: Network, w: np.ndarray, x: np.ndarray, gy: np.ndarray | None = None):
-        """(y, gx, g) of a pass in training."""
+        """Compute (y, gx, g) of a pass in training."""
         ctx, g = self.context(network), network.layout.zeros(network.dtype)
         p = network.layout.views(w)
         y, saved = network.forward(p, x, ctx)
@@ -303,7 +303,7 @@ class _Case:
 
 
 def importable(kind: type) -> bool:
-    """Whether a class is found by its module and name, as pickle needs it."""
+    """Return whether a class is found by its module and name, as pickle needs it."""
     return getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
 
 

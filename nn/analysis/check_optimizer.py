@@ -199,7 +199,7 @@ class _Case:
             )
 
     def update_slices(self, regions: list[Region], w, g, slots, step: int) -> None:
-        """One step, with a thread for each slice."""
+        """Make one step, with a thread for each slice."""
         barrier, sums, errors = threading.Barrier(len(regions)), {}, []
 
         def work(index: int, region: Region) -> None:

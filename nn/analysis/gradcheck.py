@@ -42,7 +42,7 @@ def gradcheck(
     setup: Callable[[LayerContext], None] | None = None,
     target: np.ndarray | None = None,
 ) -> float:
-    """The largest relative difference between analytic and numerical directional derivative.
+    """Return the largest relative difference between analytic and numerical directional derivative.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ class _Case:
         self.x_before = x.copy()
 
     def check(self, eps: float, directions: int) -> float:
-        """The largest relative difference, as of `gradcheck`."""
+        """Return the largest relative difference, as `gradcheck` does."""
         y = self.forward(self.x)[0].copy()
         if not np.array_equal(y, self.forward(self.x)[0], equal_nan=True):
             raise AssertionError(
@@ -166,7 +166,7 @@ class _Case:
         return worst
 
     def forward(self, x: np.ndarray) -> tuple[np.ndarray, object]:
-        """One forward pass, which must leave x alone."""
+        """Make one forward pass, which must leave x alone."""
         result = self.network.forward(self.p, x, self.ctx)
         if x is self.x and not np.array_equal(x, self.x_before, equal_nan=x.dtype.kind == "f"):
             raise AssertionError(f"{self.layer!r}: forward overwrote its input")
@@ -238,7 +238,7 @@ class _Case:
             )
 
     def difference(self, gradients: list[tuple[np.ndarray, np.ndarray | None]], eps: float) -> float:
-        """The relative difference along one random direction, of gradients that were written, and added."""
+        """Return the relative difference along one random direction, of gradients that were written, and added."""
         d = np.zeros_like(self.w)
         for _, array in self.network.layout.items(d):
             array[...] = self.rng.standard_normal(array.shape)

@@ -22,7 +22,7 @@ from nn.training.trainer import NonFiniteLoss, Trainer
 
 
 def confusion_matrix(predicted: np.ndarray, target: np.ndarray, classes: int) -> np.ndarray:
-    """(classes, classes) counts: row = the true class, column = the one predicted.
+    """Return (classes, classes) counts: row = the true class, column = the one predicted.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def distribution(name: str, values: np.ndarray, bins: int = 40) -> Distribution:
 
 
 def activations(trainer: Trainer, x: np.ndarray, bins: int = 40) -> list[Distribution]:
-    """The output of every layer for a batch, in forward order, in evaluation mode.
+    """Return the output of every layer for a batch, in forward order and evaluation mode, as distributions.
 
     Layers that only show their input in another form, such as Flatten, are left out: they have no units of their own.
     """
@@ -123,7 +123,7 @@ def activations(trainer: Trainer, x: np.ndarray, bins: int = 40) -> list[Distrib
 
 
 def gradients(trainer: Trainer, x: np.ndarray, y: np.ndarray, bins: int = 40) -> list[Distribution]:
-    """The gradient of every parameter for a batch, first layer first; the trainer's gradient buffer is overwritten."""
+    """Return the gradient of every parameter for a batch, first layer first, as distributions."""
     with trainer.lock:
         before = trainer.snapshot()
         trainer.total_weight = trainer.weight(y) if trainer.whole_loss.weighted else None

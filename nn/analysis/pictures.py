@@ -16,7 +16,7 @@ MARKERS = "os^Dv*Ph"
 
 
 def confusion(matrix: np.ndarray, names: Sequence[str] | None = None):
-    """A confusion matrix in colour, fractions of each true class; with names and counts where they fit."""
+    """Draw a confusion matrix in colour, fractions of each true class; with names and counts where they fit."""
     names = [str(i) for i in range(len(matrix))] if names is None else list(names)
     side = 0.5 * min(len(names), LEGIBLE)
     figure, ax = _figure(side + 2, side + 1.5)
@@ -105,7 +105,7 @@ def units(weights: np.ndarray, most: int = 64, columns: int = 8, title: str = "w
 
 
 def histograms(distributions: Sequence[Distribution], columns: int = 4, title: str = "distributions"):
-    """A histogram for each layer or parameter."""
+    """Draw a histogram for each layer or parameter."""
     rows = -(-len(distributions) // columns)
     figure, axes = _figure(2.2 * columns, 1.5 * rows, rows, min(columns, len(distributions)))
     for i, ax in enumerate(np.atleast_1d(axes).reshape(-1)):
@@ -160,7 +160,7 @@ def filters(weight: np.ndarray, columns: int = 12):
 
 
 def im2col(image: np.ndarray, kernel: tuple[int, int], row: int = 0):
-    """An image (H, W), and its patches of `kernel` as rows of a matrix; patch `row` is framed in both.
+    """Draw an image (H, W), and its patches of `kernel` as rows of a matrix; patch `row` is framed in both.
 
     Readable up to some 8 x 8 pixels: every value is written into its cell.
     """
@@ -188,7 +188,7 @@ def im2col(image: np.ndarray, kernel: tuple[int, int], row: int = 0):
 
 
 def expert_load(history: Sequence[dict]):
-    """The load of every expert over the steps, an image a layer, of records with `nn.callbacks.ExpertLoad`'s "experts".
+    """Draw the load of every expert over the steps, an image a layer, of records that `ExpertLoad` has completed.
 
     Raises
     ------

@@ -42,7 +42,7 @@ class Row:
 
 
 def count(network: Network) -> list[Row]:
-    """One row a layer, in forward order. Allocates nothing but running statistics."""
+    """Return one row for each layer, in forward order. Allocates nothing but running statistics."""
     first = _first_layers(network.context())
     rows = []
     for path, layer, in_shape, out_shape in network.layers():

@@ -78,7 +78,7 @@ class Checks:
             )
 
     def compares(self, ctx: Any) -> bool:
-        """Whether arrays have the shapes that specs say, which they have not where a group computes one layer."""
+        """Return whether arrays have the shapes that specs say, which they lack where a group computes one layer."""
         return self.shapes and ctx.network_context.groups.keys() <= {"data"}
 
     def backward(self, p: Any, gy: np.ndarray, saved: Any, ctx: Any) -> tuple[np.ndarray | None, dict]:

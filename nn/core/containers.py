@@ -262,7 +262,7 @@ def _as_before(ctx: LayerContext, micro_batch: MicroBatch):
 
 
 def buffers_of(ctx: LayerContext):
-    """All arrays of running statistics at and below a layer."""
+    """Yield all arrays of running statistics at and below a layer."""
     if not ctx.children:
         yield from vars(ctx.buffers).values()
     for child in ctx.children:

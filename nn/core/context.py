@@ -53,7 +53,7 @@ class Group:
         return array[0]
 
     def swap(self, array: np.ndarray) -> np.ndarray:
-        """Exchange: element r of an array (size, ...) goes to member r. Return what all members had for this one."""
+        """Send element r of an array (size, ...) to member r; return what all members had for this one."""
         return array
 
 

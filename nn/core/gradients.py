@@ -94,7 +94,7 @@ def _write_other(array: np.ndarray, gradient: Gradient, accumulate: bool, pool: 
 
 
 def is_small(gradient: Gradient) -> bool:
-    """Whether it is a vector made of rows: made at once, for the rows would take more memory while they wait."""
+    """Return whether a gradient is a vector made of rows: it is made at once, because rows take more memory."""
     kind = type(gradient)
     return kind is RowSum or (kind is Product and gradient.a.ndim == 1)
 

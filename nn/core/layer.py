@@ -150,7 +150,7 @@ class Layer(Configured):
         raise TypeError(f"{type(self).__name__} does not define backward")
 
     def children(self) -> dict[str, Layer]:
-        """The layers inside, by name, in the order in which forward uses them; none for a plain layer."""
+        """Return the layers inside, by name, in the order in which forward uses them; none for a plain layer."""
         return {}
 
     def plan(self, ctx: LayerContext) -> None:

@@ -68,7 +68,7 @@ class MixedPrecision:
         self.halves.clear()
 
     def round_input(self, p: Any, x: np.ndarray, ctx) -> np.ndarray:
-        """An activation as a layer takes it, forward; p: its parameters."""
+        """Return an activation as a layer takes it, forward; p: its parameters."""
         if not self.training or x.dtype not in WIDE or not _rounds(p, ctx) or self._is_batch(x):
             return x
         if ctx.may_overwrite_input:
@@ -87,7 +87,7 @@ class MixedPrecision:
         return _map_arrays(saved, lambda array: self._kept(array, least))
 
     def restore(self, p: Any, gy: np.ndarray, saved: Any, ctx) -> tuple[np.ndarray, Any]:
-        """(gradient, what was saved) as the backward of a layer takes them; p: its parameters."""
+        """Return (gradient, what was saved) as the backward of a layer takes them; p: its parameters."""
         if _rounds(p, ctx):
             gy = self.rounded(gy, ctx)
         return gy, saved if ctx.children else self.restored(saved, gy.dtype)
@@ -97,7 +97,7 @@ class MixedPrecision:
         return _map_arrays(saved, lambda array: self._restored(array, dtype))
 
     def rounded(self, gy: np.ndarray, ctx) -> np.ndarray:
-        """A gradient as it comes out of float16, with the loss scale: in its own memory where that is free."""
+        """Return a gradient as it comes out of float16, with the loss scale: in its own memory where that is free."""
         gy = np.ascontiguousarray(gy)
         return self._round(gy, ctx.reuse_grad(gy), self.scale)
 

@@ -188,7 +188,7 @@ class Network(Closed):
     def forward(
         self, p, x: np.ndarray, ctx: LayerContext, micro_batch: MicroBatch | None = None
     ) -> tuple[np.ndarray, object]:
-        """(output, what backward needs) for a batch of shape (N, *in_shape).
+        """Return (output, what backward needs) for a batch of shape (N, *in_shape).
 
         Of several micro-batches in flight each has its MicroBatch, handed to its forward and to its backward, which may
         come in any order. None: that of the pass before, of which LayerContext.micro_batch is the first.
@@ -265,7 +265,7 @@ class Network(Closed):
     def backward_inputs(
         self, p, g, gy: np.ndarray, saved, ctx: LayerContext, micro_batch: MicroBatch | None = None
     ) -> np.ndarray | None:
-        """The first half of `backward`: dLoss/dx only. Gradients of parameters wait for `backward_weights`.
+        """Compute the first half of `backward`: dLoss/dx only. `backward_weights` makes the parameters' gradients.
 
         What they are made of waits too, gy among it: it must not be overwritten before. Sums over rows, of which a
         vector is left, are made at once, and wait to be added.
@@ -281,7 +281,7 @@ class Network(Closed):
             raise
 
     def backward_weights(self, ctx: LayerContext, micro_batch: MicroBatch | None = None) -> None:
-        """The second half: gradients of the parameters into the g of the first, bit for bit those of `backward`.
+        """Compute the second half: gradients of the parameters into the g of the first, the bits of `backward`.
 
         Micro-batches may take theirs in any order: the first one's are written (accumulate False), all others' added.
         """
@@ -297,13 +297,13 @@ class Network(Closed):
             del work, arguments
 
     def bad_input(self, x: np.ndarray, ctx: LayerContext) -> NotFinite | None:
-        """Whether a value of the input is not finite."""
+        """Return the input as NotFinite if a value of it is not finite, else None."""
         return NotFinite(0, "the input", samples) if (samples := _bad_samples(x, ctx)) else None
 
     def first_bad(
         self, p, x: np.ndarray, ctx: LayerContext, forward: Callable[[], object] | None = None
     ) -> NotFinite | None:
-        """Where the first value that is not finite appears in a forward pass; None if nowhere.
+        """Return where the first value that is not finite appears in a forward pass; None if nowhere.
 
         `forward` makes that pass, where it is not this network's own.
         """
@@ -329,11 +329,11 @@ class Network(Closed):
         return bad_outputs[0] if bad_outputs else None
 
     def layers(self):
-        """(path, layer, in_shape, out_shape) of every layer that is no container, in forward order."""
+        """Yield (path, layer, in_shape, out_shape) of every layer that is no container, in forward order."""
         yield from _walk(self.root, "", self.in_shape)
 
     def summary(self) -> str:
-        """A table: layer, output shape, parameters and multiply-accumulates for one sample."""
+        """Return a table: layer, output shape, parameters and multiply-accumulates for one sample."""
         rows: list[tuple[str | int, ...]] = [("layer", "", "output", "parameters", "MACs")]
         macs = 0
         for path, layer, shape, out in self.layers():
@@ -401,7 +401,7 @@ def _refuse_two_paddings(root: Layer) -> None:
 
 
 def takes_ids(layer: Layer) -> bool:
-    """Whether a layer, or one inside it, takes integer ids."""
+    """Return whether a layer, or one inside it, takes integer ids."""
     return layer.ids or any(map(takes_ids, layer.children().values()))
 
 

@@ -48,7 +48,7 @@ def nbytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
 
 
 def read_header(head: bytes, size: int, kinds: str = NUMBERS) -> tuple[tuple[int, ...], bool, np.dtype, int]:
-    """(shape, whether in Fortran's order, dtype, where the numbers begin) of an .npy file.
+    """Return (shape, whether in Fortran's order, dtype, where the numbers begin) of an .npy file.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def read_header(head: bytes, size: int, kinds: str = NUMBERS) -> tuple[tuple[int
 
 
 def map_npy(path: Path) -> np.ndarray:
-    """The numbers of an .npy file, memory-mapped and read-only.
+    """Return the numbers of an .npy file, memory-mapped and read-only.
 
     Raises
     ------
@@ -160,7 +160,7 @@ class Archive(Mapping):
         self._members = {member.filename.removesuffix(".npy"): member for member in self._zip.infolist()}
 
     def check(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
-        """(shape, dtype) of an array that is what it says, or ArrayError; KeyError where there is none of that name."""
+        """Return (shape, dtype) of an array; ArrayError if the file is not what it says, KeyError if there is none."""
         member = self._members[name]
         ratio = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: LARGEST_RATIO}.get(member.compress_type)
         if ratio is None:

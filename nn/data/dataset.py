@@ -202,7 +202,7 @@ class Dataset(Closed):
         return y.astype(self.dtype if dtype is None else dtype)
 
     def head(self, count: int) -> Dataset:
-        """The first `count` samples, as a view; all where there are fewer."""
+        """Return the first `count` samples, as a view; all where there are fewer."""
         if count < 1:
             raise DataError(f"{self.name}: cannot be limited to {count} samples; give at least 1")
         some = copy.copy(self)
@@ -210,7 +210,7 @@ class Dataset(Closed):
         return some
 
     def flat(self) -> Dataset:
-        """Every sample as one vector (H * W * C,), as a view."""
+        """Return every sample as one vector (H * W * C,), as a view."""
         some = copy.copy(self)
         some.x = self.x.reshape(len(self), -1)
         some.scale, some.shift = (None if a is None else _along(some.x, a) for a in (self.scale, self.shift))
@@ -235,7 +235,7 @@ class Dataset(Closed):
         return pivot + mean, np.sqrt(np.maximum(squares / count - mean * mean, 0.0))
 
     def normalised(self, mean, std) -> Dataset:
-        """(converted - mean) / std, folded into scale and shift; a channel that never varies keeps std 1."""
+        """Return (converted - mean) / std, folded into scale and shift; std 1 for a channel that never varies."""
         if self.x.dtype.kind in "biu" and self.scale is None:
             raise DataError(f"{self.name}: ids cannot be normalised")
         mean, std = np.asarray(mean, float), np.asarray(std, float)

@@ -28,7 +28,7 @@ TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 def read_idx(path: str | Path, ndim: int | None = None, dtype=None) -> np.ndarray:
-    """The array of an IDX file, read-only.
+    """Return the array of an IDX file, read-only.
 
     Parameters
     ----------

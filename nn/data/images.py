@@ -95,7 +95,7 @@ def _decoded(image) -> tuple[np.ndarray, list[str]]:
 
 
 def fit_to_shape(image: np.ndarray, shape: tuple[int, int, int], fit: str = "crop") -> tuple[np.ndarray, list[str]]:
-    """An image as a sample of that shape, and what was done to it, in words.
+    """Return an image as a sample of that shape, and what was done to it, in words.
 
     Parameters
     ----------
@@ -127,13 +127,13 @@ def fit_to_shape(image: np.ndarray, shape: tuple[int, int, int], fit: str = "cro
 
 
 def border(image: np.ndarray) -> float:
-    """The mean of the outermost rows and columns of (..., height, width, channels)."""
+    """Return the mean of the outermost rows and columns of (..., height, width, channels)."""
     sides = (image[..., 0, :, :], image[..., -1, :, :], image[..., :, 0, :], image[..., :, -1, :])
     return float(np.mean([side.mean() for side in sides]))
 
 
 def resized(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """(height, width, channels): linear interpolation, over as many pixels as become one where it shrinks."""
+    """Return (height, width, channels): linear interpolation, averaged over the pixels that become one."""
     rows, columns = _weights(image.shape[0], height), _weights(image.shape[1], width)
     return np.einsum("ih,jw,hwc->ijc", rows, columns, image, optimize=True)
 

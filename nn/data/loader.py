@@ -139,7 +139,7 @@ class Loader(Closed):
         return full + bool(rest and not self.drop_last)
 
     def totals(self) -> set[int]:
-        """How many samples the batches of an epoch have: those that are full, and the last one."""
+        """Return the sizes of the batches of an epoch: of those that are full, and of the last one."""
         full, rest = divmod(len(self.dataset), self.batch)
         return {total for total in (self.batch * (full > 0), rest * (not self.drop_last)) if total}
 

@@ -23,7 +23,7 @@ def masked_count(fraction: float, length: int) -> int:
 
 
 def masked(dataset: Dataset, fraction: float = 0.15, seed: int = 0) -> Dataset:
-    """A data set of ids (n, T) with `fraction` of each sample's positions hidden, and these as its targets.
+    """Return a data set of ids (n, T) with `fraction` of each sample's positions hidden, which are its targets.
 
     Raises
     ------

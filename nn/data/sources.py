@@ -64,7 +64,7 @@ def load(
     seed: int = 0,
     dtype=np.float32,
 ) -> Data:
-    """A data set by name (see the top of this file).
+    """Return a data set by name (see the top of this file).
 
     Parameters
     ----------

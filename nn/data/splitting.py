@@ -15,7 +15,7 @@ from .dataset import DataError, Dataset, instead_of_dataset
 
 
 def hold_out(train: Dataset, validation: float, seed: int = 0, in_order: bool = False) -> tuple[Dataset, Dataset]:
-    """(what is left to train on, validation data), both in the order of the data set.
+    """Return (training data, validation data), both in the order of the data set.
 
     Parameters
     ----------

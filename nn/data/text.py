@@ -42,7 +42,7 @@ def _windows(tokens: np.ndarray, name: str, length: int, options: dict) -> Datas
 
 
 def read_text(path: str | Path) -> np.ndarray:
-    """The bytes of a file (memory-mapped) or of all texts below a directory: (n,) uint8.
+    """Return the bytes of a file (memory-mapped) or of all texts below a directory: (n,) uint8.
 
     Files of a directory are those named *.c .h .md .py .rst .txt, in the order of their paths, each ended by
     a zero byte.
@@ -58,7 +58,7 @@ def read_text(path: str | Path) -> np.ndarray:
 
 
 def read_standard_library() -> np.ndarray:
-    """The sources of the Python standard library of this interpreter, its tests left out: (n,) uint8.
+    """Return the sources of this interpreter's standard library without its tests: (n,) uint8.
 
     About 12 MB that every Python has; the exact text differs between versions.
     """

@@ -16,7 +16,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def sample_keys(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
-    """One random 64-bit key for each sample index: (n,) uint64."""
+    """Return one random 64-bit key for each sample index: (n,) uint64."""
     base = np.random.SeedSequence(seed, spawn_key=(1, epoch)).generate_state(1, np.uint64)
     return _mix(base + _mix(indices.astype(np.uint64)))
 

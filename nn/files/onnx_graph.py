@@ -56,13 +56,13 @@ class Graph:
         return self._shared[key][1]
 
     def channels_first(self, x: str) -> str:
-        """An image's value as (N, C, H, W)."""
+        """Return an image's value as (N, C, H, W)."""
         if x not in self._first:
             self._first[x] = self.node("Transpose", x, perm=FIRST)
         return self._first[x]
 
     def channels_last(self, x: str) -> str:
-        """The value of (N, C, H, W) as the layers have it."""
+        """Return the value of (N, C, H, W) as the layers have it."""
         y = self.node("Transpose", x, perm=LAST)
         self._first[y] = x
         return y
@@ -78,7 +78,7 @@ class Graph:
         self.nodes.append(("Identity", (value,), name, {}))
 
     def used(self, output: str) -> tuple[list, dict[str, np.ndarray]]:
-        """The nodes and constants that the output depends on, in their order."""
+        """Return the nodes and constants that the output depends on, in their order."""
         wanted, nodes = {output}, []
         for node in reversed(self.nodes):
             if node[2] in wanted:

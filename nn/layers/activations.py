@@ -246,7 +246,7 @@ def row_maxima(x: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def row_starts(rows: int, width: int) -> np.ndarray:
-    """Where each row of a matrix begins in its flat array; not to be written."""
+    """Return where each row of a matrix begins in its flat array; not to be written."""
     starts = np.arange(0, rows * width, width)
     starts.flags.writeable = False
     return starts

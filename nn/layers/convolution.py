@@ -53,7 +53,7 @@ class Geometry:
         return tuple((n - r) // s + 1 for n, r, s in zip(self.padded, self.reach, self.stride, strict=True))
 
     def adjoint(self) -> Geometry | None:
-        """The convolution that takes gy to gx with the flipped kernel; None where it is not of this form."""
+        """Return the convolution that takes gy to gx with the flipped kernel; None where it is not of this form."""
         padding = tuple((r - 1 - a, r - 1 - b) for r, (a, b) in zip(self.reach, self.padding, strict=True))
         if self.stride != (1, 1) or min(map(min, padding)) < 0:
             return None
@@ -119,7 +119,7 @@ class Conv2d(Layer):
             raise ValueError(f'Conv2d: padding="same" needs stride 1, given {self.stride}')
 
     def geometry(self, size: tuple[int, int]) -> Geometry:
-        """Where the kernel goes on an image of `size`."""
+        """Return where the kernel goes on an image of `size`."""
         padding = self._same() if self.padding == "same" else tuple((p, p) for p in self.padding)
         return _geometry(size, self.kernel_size, self.stride, padding, self.dilation, self.groups)
 
@@ -176,7 +176,7 @@ class Conv2d(Layer):
         return gx, gradients
 
     def algorithm(self, geometry: Geometry, out_channels: int | None = None):
-        """The module that does the work: the choice depends on shapes only, so it is the same everywhere."""
+        """Return the module that does the work: the choice depends on shapes only, so it is the same everywhere."""
         out_channels = out_channels or self.out_channels
         return min(
             (im2col, winograd, winograd_rows), key=lambda form: form.cost(geometry, self.in_channels, out_channels)

@@ -140,7 +140,7 @@ class SinusoidalPositions(Layer):
 
 @functools.lru_cache(maxsize=8)
 def sinusoids(length: int, features: int, dtype: np.dtype) -> np.ndarray:
-    """The table S of shape (length, features)."""
+    """Return the table S of shape (length, features)."""
     half = np.arange(-(-features // 2))
     angle = np.arange(length)[:, None] * np.exp(half * (-2 * math.log(10000) / features))
     table = np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(length, -1)[:, :features].astype(dtype)

@@ -239,5 +239,5 @@ def _padded(x, geometry, pool) -> np.ndarray:
 
 
 def strided(array, shape, strides, offset: int = 0) -> np.ndarray:
-    """A view of a contiguous array with any shape and strides (bytes); NumPy's as_strided takes 30 us, this one."""
+    """Return a view of a contiguous array with any shape and strides (bytes); as_strided of NumPy takes 30 us."""
     return np.ndarray(shape, array.dtype, array, offset, strides)

@@ -110,7 +110,7 @@ def _transforms(kernel: tuple[int, int], dtype) -> tuple[np.ndarray, np.ndarray,
 
 
 def cook_toom(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A (points, outputs), B (points, points) and G (points, taps) of one axis.
+    """Return A (points, outputs), B (points, points) and G (points, taps) of one axis.
 
     G evaluates the kernel's polynomial at the points, divided by N_j = prod of (p_j - p_l) over the other points;
     A does so for the outputs', and row j of B^T has the coefficients of the product of (t - p_l), l not j (Lagrange).

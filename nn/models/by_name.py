@@ -80,7 +80,7 @@ def build(
     init: str | None = None,
     output_activation: str | None = None,
 ) -> Network:
-    """The network that a string such as "mlp:784,30,10" or "lenet5" stands for. Nothing is allocated.
+    """Return the network that a string such as "mlp:784,30,10" or "lenet5" stands for. Nothing is allocated.
 
     Parameters
     ----------

@@ -139,7 +139,7 @@ def test_ranks_that_train_apart_compare_sizes_where_they_meet(comm):
         state = comm.bcast(state)
         many.step(x, y, 3)
         with pytest.raises(
-            ValueError, match=r"step 1: .* 4 on rank 0; 3 on rank 1; 5 on rank 2.* where they meet"
+            ValueError, match=r"step 1: .* 4 on rank 0; 3 on rank 1; 5 on rank 2.* when they synchronize"
         ) as found:
             many.step(x, y, [4, 3, 5][comm.rank])
             many.settle()
