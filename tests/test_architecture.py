@@ -194,9 +194,7 @@ def test_public_names_stay(package):
 
 
 # Files of nn that say rank: of a member of a group, of what the user of a Loader starts, of an order.
-SAY_RANK = {
-    "nn/core/context.py", "nn/data/loader.py", "nn/data/splitting.py", "nn/files/onnx_layers.py",
-}  # fmt: skip
+SAY_RANK = {"nn/core/context.py", "nn/data/loader.py"}
 
 
 def test_nn_knows_nothing_of_ranks():

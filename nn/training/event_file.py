@@ -96,7 +96,7 @@ class EventFile:
     ...     file.add(10, {"loss": 0.5})
     ...     file.flush()
     ...     file.path.stat().st_size
-    104
+    82
     """
 
     def __init__(self, directory: str | os.PathLike, start: int | None = None):
