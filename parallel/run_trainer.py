@@ -12,7 +12,7 @@ class RunTrainer(Trainer):
     ----------
     communicator, forward_backward : None
         On many ranks, what connects them, and what this one computes of a step.
-    apart : bool
+    local_update : bool
         Whether ranks make steps of their own, and synchronize only in `synchronize`.
     scattered : bool
         Whether the state lies on several ranks, so that `entries` gathers it.
@@ -26,7 +26,7 @@ class RunTrainer(Trainer):
     """
 
     communicator = forward_backward = None
-    apart = scattered = on_disk = False
+    local_update = scattered = on_disk = False
     sends = notes = ""
     phases = (("compute", "compute_gradients", False), ("update", "update", False))
 

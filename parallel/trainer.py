@@ -79,7 +79,7 @@ class DistributedTrainer(RunTrainer):
     ):
         check_parts(network, loss, optimizer, seed, self.searches)
         self.mesh, self.forward_backward, self.sync, self.name, self.closed = mesh, forward_backward, sync, name, False
-        self.communicator, self.writer = mesh.communicator, mesh.rank == 0
+        self.communicator, self.is_writer = mesh.communicator, mesh.rank == 0
         mesh.agree(facts(network, loss, optimizer, seed))
         if network.mixed and sync.local_update:
             raise ValueError(
@@ -166,7 +166,7 @@ class DistributedTrainer(RunTrainer):
         batch, sync = self.ctx.micro_batch, self.sync
         if self.buffers.size and not micro.accumulate:
             self.buffers[:] = self.buffers_before
-        batch.step, batch.sample, batch.accumulate = self.steps, micro.first, micro.accumulate and sync.adds_up
+        batch.step, batch.start, batch.accumulate = self.steps, micro.first, micro.accumulate and sync.adds_up
         batch.total = total
         loss = self.forward_backward.compute(self, x, y, total, micro, before)
         if micro.addend is not None:
@@ -291,7 +291,7 @@ class DistributedTrainer(RunTrainer):
         if not found:
             return None
         _, rank, bad = min(found, key=lambda entry: entry[:2])
-        return bad._replace(place=f"{bad.place} on rank {rank}") if self.mesh.size > 1 else bad
+        return bad._replace(where=f"{bad.where} on rank {rank}") if self.mesh.size > 1 else bad
 
     def check_forward(self, micro) -> NotFinite | None:
         self.sync.begin_pass(None)
@@ -405,7 +405,7 @@ class DistributedTrainer(RunTrainer):
         """As for Trainer (collective)."""
         error = None
         try:
-            if self.writer:
+            if self.is_writer:
                 write(self)
             else:
                 for _ in self.state_items():  # sharded strategies gather
@@ -417,7 +417,7 @@ class DistributedTrainer(RunTrainer):
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of all that training continues from; where it is gathered, all of it on rank 0, nothing elsewhere."""
-        mine = self.writer or not self.scattered
+        mine = self.is_writer or not self.scattered
         return {name: array.copy() for name, array in self.state_items() if mine}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -491,7 +491,7 @@ class DistributedTrainer(RunTrainer):
     def alone(self):
         """Of one process: it neither waits for other ranks nor writes into memory that they share."""
         state = self.state_dict()
-        if not self.writer:
+        if not self.is_writer:
             return None
         optimizer = SGD(self.optimizer.lr) if self.optimizer.searches else self.optimizer
         one = Trainer(self.network, self.loss, optimizer, self.seed)

@@ -71,15 +71,15 @@ class RanksCheckpointWriter(CheckpointWriter):
             self.wait()
             self._synchronize()
 
-    def poll(self, asked: bool | None, saved: bool) -> bool:
-        """Begin a checkpoint. Ranks that train apart synchronize here, and only here."""
+    def poll(self, termination_requested: bool | None, saved: bool) -> bool:
+        """Begin a checkpoint. Local-update ranks synchronize here, and only here."""
         trainer = self.trainer
-        if not self.background and asked is None:
+        if not self.background and termination_requested is None:
             return False
         if not saved and (trainer.local_update or trainer.steps < self.next):
             return False
         now, made = time.perf_counter(), max(1, trainer.steps - self.last)
-        ends, seconds = self._synchronize(bool(asked), now - self.since)
+        ends, seconds = self._synchronize(bool(termination_requested), now - self.since)
         pace = max(seconds / (_size(trainer) * made), 1e-9)
         self.since, self.last = now, trainer.steps
         self.next = trainer.steps + max(1, min(2 * made, int(INTERVAL / pace)))
@@ -104,7 +104,7 @@ class RanksCheckpointWriter(CheckpointWriter):
         if stage == PARTS:
             lines = _all_lines(trainer, " ".join(mine.result()) if mine else "")
             self.stage = LIST
-            if trainer.writer:
+            if trainer.is_writer:
                 parts = [tuple(line.split(" ")) for line in lines if line]
                 work = lambda steps=self.steps, names=self.names: self.checkpoints.list_parts(steps, parts, names)
                 self.writing = start_write(work, self.background)
@@ -122,14 +122,14 @@ class RanksCheckpointWriter(CheckpointWriter):
         """The first rank writes all of it."""
         trainer, save, self.stage = self.trainer, self.checkpoints.save, WHOLE
         if self.background and not trainer.scattered and not trainer.on_disk:
-            state = [(name, array.copy() if trainer.writer else array) for name, array in trainer.state_items()]
-            if trainer.writer:
+            state = [(name, array.copy() if trainer.is_writer else array) for name, array in trainer.state_items()]
+            if trainer.is_writer:
                 work = lambda names=self.names: [save(finite(state), progress, name) for name in names]
                 self.writing = start_write(work, True)
             return
         for name in self.names:
             entries = trainer.state_items()
-            if trainer.writer and not (self.writing and self.writing.exception()):
+            if trainer.is_writer and not (self.writing and self.writing.exception()):
                 self.writing = start_write(lambda state=entries, name=name: save(finite(state), progress, name), False)
             for _ in entries:  # take part to the end: sharded strategies gather here
                 pass
@@ -137,7 +137,7 @@ class RanksCheckpointWriter(CheckpointWriter):
     def _save_parts(self, progress: dict) -> None:
         """Each rank writes what it has."""
         trainer, steps, number, error = self.trainer, self.steps, 0, None
-        if trainer.writer:
+        if trainer.is_writer:
             try:
                 number = self.checkpoints.begin_parts(steps)
             except (OSError, CheckpointError) as problem:
@@ -156,7 +156,7 @@ class RanksCheckpointWriter(CheckpointWriter):
 
         def work():
             mine = finite_fragments(each for some in ([first], fragments) for each in some)
-            return self.checkpoints.write_part(steps, int(number), place, mine, progress if trainer.writer else None)
+            return self.checkpoints.write_part(steps, int(number), place, mine, progress if trainer.is_writer else None)
 
         self.writing = start_write(work, background)
         if not background:
@@ -167,8 +167,8 @@ class RanksCheckpointWriter(CheckpointWriter):
         """Whether a file that the first rank writes is there for all; else all is gathered there (collective)."""
         if self.one_directory is None:
             trainer, file = self.trainer, self.checkpoints.directory / ".shared.tmp"
-            token = random.SystemRandom().getrandbits(48) if trainer.writer else 0
-            if trainer.writer:
+            token = random.SystemRandom().getrandbits(48) if trainer.is_writer else 0
+            if trainer.is_writer:
                 with suppress(OSError):  # a directory that cannot be written: said when that is tried
                     file.parent.mkdir(parents=True, exist_ok=True)
                     write_atomically(file, str(token).encode())
@@ -178,7 +178,7 @@ class RanksCheckpointWriter(CheckpointWriter):
             except (OSError, ValueError):
                 sees = False
             self.one_directory = not trainer.sum(np.array([not sees], np.float64))[0]
-            if trainer.writer:
+            if trainer.is_writer:
                 file.unlink(missing_ok=True)
                 if not self.one_directory:
                     trainer.say(

@@ -80,7 +80,7 @@ class WeirdTrick(ForwardBackward):
     def compute(self, trainer, x, y, total, micro, before=0.0):
         """As for ForwardBackward. Every rank takes part in every micro-batch, also without samples."""
         context, batch, last = trainer.ctx.network_context, trainer.ctx.micro_batch, micro.addend is not None
-        batch.training, batch.pieces, context.on_gradients_ready = True, None, None
+        batch.training, context.on_gradients_ready = True, None
         if not micro.accumulate:
             self.buckets.begin()
         pieces, loss = self.moves.samples(len(x), micro.first), 0.0
@@ -123,7 +123,7 @@ class WeirdTrick(ForwardBackward):
         ga = np.zeros(a.shape, a.dtype)
         for number, (one, x, targets) in enumerate(self.moves.moved(a, y, [n for _, n in pieces])):
             samples = [(first + lo, hi - lo) for (first, _), (lo, hi) in zip(pieces, one.rows, strict=True)]
-            context.micro_batch = replace(batch, pieces=samples, accumulate=accumulate or number > 0)
+            context.micro_batch = replace(batch, start=samples, accumulate=accumulate or number > 0)
             z, saved = self.forward(1, x)
             value, gz = trainer.loss(z, targets, trainer.mean_over(total), self.contexts[1])
             loss += value
@@ -143,13 +143,13 @@ class WeirdTrick(ForwardBackward):
     def predict(self, trainer, x, training=False):
         """The outputs for this rank's samples; all compute them."""
         context, batch = trainer.ctx.network_context, trainer.ctx.micro_batch
-        batch.training, batch.pieces, context.on_gradients_ready = training, None, None
-        pieces = self.moves.samples(len(x), batch.sample)
+        batch.training, context.on_gradients_ready = training, None
+        pieces = self.moves.samples(len(x), batch.start)
         a, _ = self.convolve(context, x)
         found = np.empty((len(x), *trainer.network.out_shape), trainer.local_network.dtype)
         for one, given, _ in self.moves.moved(a, np.empty(len(x)), [n for _, n in pieces]):
             samples = [(first + lo, hi - lo) for (first, _), (lo, hi) in zip(pieces, one.rows, strict=True)]
-            context.micro_batch = replace(batch, pieces=samples)
+            context.micro_batch = replace(batch, start=samples)
             z, _ = self.forward(1, given)
             at = sum(one.counts[: self.rank])
             lo, hi = one.rows[self.rank]
@@ -164,7 +164,7 @@ class WeirdTrick(ForwardBackward):
 
     def look(self, trainer, part):
         """As for ForwardBackward. All ranks go on together, or none: from the activations on each sees everybody's."""
-        trainer.ctx.micro_batch.sample, x = part
+        trainer.ctx.micro_batch.start, x = part
         mine = trainer.local_network.bad_input(x, trainer.ctx)
         if any(trainer.mesh.allgather(mine is not None)):
             return mine

@@ -49,7 +49,7 @@ class GradientSync:
         As of a trainer.
     before_layer : callable (LayerContext) or None
         Called before a layer is run, forward or backward.
-    apart : bool
+    local_update : bool
         Whether ranks make steps of their own, and only `settle` brings them together.
     offload : path or None
         A directory in which what is kept lies in memory-mapped files.
@@ -65,7 +65,7 @@ class GradientSync:
     adds_up = True
     spans_mesh = False
     before_layer: Callable | None = None
-    apart = bad = False
+    local_update = bad = False
     offload, trees = None, ()
     last_change = -1, 0
     share = slice(None)  # of the moments: what this rank may write
@@ -154,7 +154,7 @@ class GradientSync:
         return self.forward_backward.addends
 
     def settle(self) -> bool:
-        """Ranks that train apart come together: all have the same parameters, and all gradients are in them.
+        """Synchronize local-update ranks: all have the same parameters, and all gradients are in them.
 
         Nothing is done where they already are; all ranks ask for it alike. Says whether any had a loss that is not
         finite, since they last were: then its gradient is in no parameters.
@@ -162,7 +162,7 @@ class GradientSync:
         return False
 
     def look(self) -> bool:
-        """Show, until `resume`, what `settle` would give: of ranks that train apart (collective).
+        """Show, until `resume`, what `settle` would give, for local-update ranks (collective).
 
         Says whether any loss was not finite, where looking settles.
         """
@@ -179,7 +179,7 @@ class GradientSync:
         """Another state was loaded: nothing is needed that belongs to the one before (collective)."""
 
     def counted(self) -> dict[str, object]:
-        """Return what ranks that train apart have counted since the last call, for an epoch's record (collective)."""
+        """Return what local-update ranks have counted since the last call, for an epoch's record (collective)."""
         return {}
 
     def update(self) -> None:

@@ -1,4 +1,4 @@
-"""Replicas that train apart and meet now and then, without a server: each has all parameters, and steps of its own.
+"""Local-update replicas that synchronize now and then, without a server: each has all parameters, and its own steps.
 
 A step moves a replica along the gradient of its own part of the batch, times the number of replicas, so that the mean
 of all replicas' steps from one point is the step of data parallelism, uneven parts included. Then, every so many steps:
