@@ -69,7 +69,7 @@ def test_the_clock_takes_as_long_as_the_actions(name):
         stages = [Stage()] * report.stages
         priced = partial(clocked, rows(name, p, m), stages)
         assert priced(0.0).seconds == report.makespan
-        links = sum(a != b for a, b in pairwise(homes(report))) * 2
+        links = sum(a != b for a, b in pairwise(ranks_of_stages(report))) * 2
         assert priced(0.0).messages == links * m
         late = priced(1e-3).seconds
         ideal = max(row[-1].end for row in walk(rows(name, p, m), latency=1e-3))
@@ -83,7 +83,7 @@ def clocked(given, stages, latency):
     return price(lambda rank, size, count: iter(program[rank]), len(given), 1, network=network)
 
 
-def homes(report):
+def ranks_of_stages(report):
     """The rank of every stage."""
     return [rank for _, rank in sorted({(a.stage, s.rank) for row in report.spans for s in row for a in s.actions})]
 

@@ -33,9 +33,9 @@ KINDS = COMPUTE + MESSAGES + SHARDING
 HERE = ("B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B")  # belong to the rank that does F of the same stage
 Places = dict[Action, tuple[int, int]]  # rank and column
 
-MEETING = "REDUCE_GRAD"
+REDUCE_GRAD = "REDUCE_GRAD"
 
-SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, MEETING: 0.0}
+SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, REDUCE_GRAD: 0.0}
 
 
 class Span(NamedTuple):
@@ -168,7 +168,7 @@ def walk(
     ------
     PipelineError
     """
-    cost = seconds if callable(seconds) else lambda action: ({MEETING: 0.0} | dict(seconds))[action.kind]
+    cost = seconds if callable(seconds) else lambda action: ({REDUCE_GRAD: 0.0} | dict(seconds))[action.kind]
     size = len(schedule)
     table = places(schedule)
     last = max((action.stage for action in table), default=0)
@@ -177,7 +177,7 @@ def walk(
     ends: dict[Action, float] = {}
     spans: list[list[Span]] = [[] for _ in schedule]
     clock, column = [0.0] * size, [0] * size
-    waiting: dict[Action | Meeting, list[int]] = {}
+    waiting: dict[Action | SumKey, list[int]] = {}
     ready = list(range(size))
     while ready:
         rank = ready.pop()
@@ -185,14 +185,14 @@ def walk(
         while column[rank] < len(row):
             now = parts(row[column[rank]])
             if sums.has(rank, now):
-                meeting, last_came = sums.come(rank, now[0].stage, clock[rank])
+                key, last_came = sums.arrive(rank, now[0].stage, clock[rank])
                 if last_came is None:
-                    waiting.setdefault(meeting, []).append(rank)
+                    waiting.setdefault(key, []).append(rank)
                     break
                 clock[rank] = last_came + cost(now[0])
                 spans[rank].append(Span(rank, column[rank], now, last_came, clock[rank]))
                 sums.leave(rank, now[0].stage)
-                ready += waiting.pop(meeting, ())
+                ready += waiting.pop(key, ())
                 column[rank] += 1
                 continue
             needed = [need for action in now for need in needs(action, last, rank, table, lowered)]
@@ -212,11 +212,11 @@ def walk(
             column[rank] += 1
     stuck = {rank: column[rank] for rank, row in enumerate(schedule) if column[rank] < len(row)}
     if stuck:
-        tell_stuck(schedule, stuck, ends, last, table, lowered, sums)
+        raise_stuck(schedule, stuck, ends, last, table, lowered, sums)
     return spans
 
 
-Meeting = tuple[int, int]  # stage, the how many-th sum of its gradients
+SumKey = tuple[int, int]  # stage, number of the sum of its gradients
 
 
 class Sums:
@@ -226,21 +226,21 @@ class Sums:
         self.ranks: dict[int, set[int]] = {}
         for rank, row in enumerate(schedule):
             for action in (action for cell in row for action in parts(cell)):
-                if action.kind in (*COMPUTE, MEETING):
+                if action.kind in (*COMPUTE, REDUCE_GRAD):
                     self.ranks.setdefault(action.stage, set()).add(rank)
         self.made: dict[tuple[int, int], int] = {}  # (rank, stage) -> sums that lie behind it
-        self.when: dict[Meeting, dict[int, float]] = {}  # rank -> when it came
+        self.when: dict[SumKey, dict[int, float]] = {}  # rank -> when it came
 
     def has(self, rank: int, actions: Sequence[Action]) -> bool:
         """Whether a cell is a sum for which ranks wait for each other."""
-        return bool(actions) and actions[0].kind == MEETING and len(self.ranks[actions[0].stage]) > 1
+        return bool(actions) and actions[0].kind == REDUCE_GRAD and len(self.ranks[actions[0].stage]) > 1
 
-    def come(self, rank: int, stage: int, now: float) -> tuple[Meeting, float | None]:
-        """(the meeting, when the last came, None as long as some have not)."""
-        meeting = stage, self.made.get((rank, stage), 0)
-        there = self.when.setdefault(meeting, {})
+    def arrive(self, rank: int, stage: int, now: float) -> tuple[SumKey, float | None]:
+        """Return (key of the sum, when the last rank arrived; None as long as some have not)."""
+        key = stage, self.made.get((rank, stage), 0)
+        there = self.when.setdefault(key, {})
         there.setdefault(rank, now)
-        return meeting, max(there.values()) if there.keys() == self.ranks[stage] else None
+        return key, max(there.values()) if there.keys() == self.ranks[stage] else None
 
     def leave(self, rank: int, stage: int) -> None:
         self.made[rank, stage] = self.made.get((rank, stage), 0) + 1
@@ -316,7 +316,7 @@ def refuse(rank: int, column: int, action: Action, why: str):
     raise PipelineError(f"rank {rank}, column {column}: {action} cannot run: {why}", rank, column)
 
 
-def tell_stuck(schedule: Rows, stuck: dict[int, int], ends, last: int, table: Places, lowered: bool, sums: Sums):
+def raise_stuck(schedule: Rows, stuck: dict[int, int], ends, last: int, table: Places, lowered: bool, sums: Sums):
     """Refuse the first action that can never run; where all could, the ranks wait for each other."""
     waits: dict[int, list[int]] = {}
     lines = []

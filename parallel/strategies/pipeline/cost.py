@@ -13,7 +13,14 @@ from parallel.planning.job import Axes, Job, Prediction
 from parallel.planning.partition import Plan, PlannedStage, partition
 from parallel.planning.parts import part_of
 from parallel.planning.profile import LayerProfile
-from parallel.strategies.pipeline.timing import CHUNKS, cut_evenly, homes, stage_costs, time_pipeline, time_stream
+from parallel.strategies.pipeline.timing import (
+    CHUNKS,
+    cut_evenly,
+    ranks_of_stages,
+    stage_costs,
+    time_pipeline,
+    time_stream,
+)
 
 MOST_PLANNED = 64  # workers of a level of the dynamic programme, which takes the square of them
 GROUP = 16  # workers, or groups of them, that form a level where there are more
@@ -48,7 +55,7 @@ def pipeline(
         own = network.with_ranks_per_node(max(1, network.ranks_per_node // (axes.tensor * axes.context)))
     timed = time_pipeline(schedule, stages, m, own, recompute, quick, axes.tensor * axes.context)
     weights = [0.0] * axes.pipeline
-    for stage, rank in zip(stages, homes(schedule, len(stages)), strict=True):
+    for stage, rank in zip(stages, ranks_of_stages(schedule, len(stages)), strict=True):
         weights[rank] += stage.parameters
     group, largest = axes.group("data", job.node_memory), max(weights)
     share = job.update / job.parameters if job.parameters else 0.0  # seconds a byte

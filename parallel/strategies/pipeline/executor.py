@@ -134,7 +134,7 @@ class PipelinePass(ForwardBackward):
         self.local_network, self.owns_loss = network, False
         self.stages: dict[int, OwnStage] = {}
         if mesh.index is not None:
-            self.local_network = local_network(shared, [placement.networks[s] for s in placement.of(self.rank)])
+            self.local_network = local_network(shared, [placement.networks[s] for s in placement.stages_of(self.rank)])
             if parts > 1:
                 placement, self.local_network = (
                     placement.part(part, parts, cut),
@@ -166,9 +166,9 @@ class PipelinePass(ForwardBackward):
             self.positions.join()
             trainer.loss = self.positions.loss(trainer.loss)
         # Layers call other ranks, with samples or without.
-        self.everyone = trainer.computes_empty_shards and self.mesh.count > 1
+        self.computes_empty = trainer.computes_empty_shards and self.mesh.count > 1
         outer, child = trainer.ctx.network_context, 0
-        mine = self.placement.of(self.rank)
+        mine = self.placement.stages_of(self.rank)
         start, state = self.local_network.layout.own, self.local_network.buffer_layout.size
         for number in mine:  # layouts have the last one first
             network = self.placement.networks[number]
@@ -185,19 +185,19 @@ class PipelinePass(ForwardBackward):
         self._join_ties()
         self._join_terms()
         layout = self.local_network.layout
-        self.all_but_late = min((layout.slices[name].start for name in (*self.ties, *self.terms)), default=layout.size)
+        self.early_end = min((layout.slices[name].start for name in (*self.ties, *self.terms)), default=layout.size)
 
     def _join_ties(self) -> None:
         """Make the groups that sum the gradients of arrays that several stages share; all stages add to them."""
         gradients = self.local_network.layout.flat(self.trainer.g)
         self.ties: dict[str, tuple[np.ndarray, Any]] = {}
         for name, users in self.placement.tied().items():
-            homes = {self.placement.home[stage] for stage in users}
-            among = self.communicator.Split(self.rank in homes) if len(homes) > 1 else None
-            if among is not None:
-                self.trainer.mesh.made.append(among)
-            if self.rank in homes:
-                self.ties[name] = gradients[name], among
+            ranks = {self.placement.first_ranks[stage] for stage in users}
+            group = self.communicator.Split(self.rank in ranks) if len(ranks) > 1 else None
+            if group is not None:
+                self.trainer.mesh.made.append(group)
+            if self.rank in ranks:
+                self.ties[name] = gradients[name], group
             for stage in set(users) & self.stages.keys():
                 own = self.stages[stage]
                 for ctx in contexts(own.ctx):
@@ -250,9 +250,9 @@ class PipelinePass(ForwardBackward):
         if trainer.sync.local_update:  # all ranks of a replica decide alike what comes of the step
             loss = self.sum_loss(loss)
         trainer.set_loss(loss, total, micro)
-        for array, among in self.ties.values():
-            if among is not None:
-                among.Allreduce(MPI.IN_PLACE, array)
+        for array, group in self.ties.values():
+            if group is not None:
+                group.Allreduce(MPI.IN_PLACE, array)
         if self.terms:
             sum_as_one(list(self.terms.values()), trainer.ctx.network_context.groups["tensor"])
         if self.on_ready:
@@ -301,7 +301,7 @@ class PipelinePass(ForwardBackward):
             end = stage.start + stage.finished
             if stage.finished < stage.network.layout.own:
                 break
-        self.on_ready(min(end, self.all_but_late))
+        self.on_ready(min(end, self.early_end))
 
     def wait(self, request: MPI.Request, peer: int, what: str, check: Callable[[], None] | None = None) -> None:
         """Wait for a message of another rank; it is part of a step's idle time. `check` as for `wait_for`."""
@@ -321,27 +321,27 @@ class PipelinePass(ForwardBackward):
         if self.mesh.index is None:
             self.refuse(len(x))
         self.trainer.network.check_input(x)
-        comm, at, sending = self.communicator, self.placement.at, []
+        comm, rank_of, sending = self.communicator, self.placement.rank_of, []
         for i, (lo, hi) in enumerate(self.parts(len(x))):
             output = None
             for number, stage in self.stages.items() if hi > lo else ():
-                if at(number, i) != self.rank:
+                if rank_of(number, i) != self.rank:
                     continue
                 if number == 0:
                     given = x[lo:hi]
-                elif at(number - 1, i) == self.rank:
+                elif rank_of(number - 1, i) == self.rank:
                     given = output
                 else:
                     given = np.empty((hi - lo, *sample_shape(stage.network)), stage.network.dtype)
-                    peer = at(number - 1, i)
+                    peer = rank_of(number - 1, i)
                     self.wait(comm.Irecv(given, peer, TAG), peer, f"for the input of {stage.network.name}")
                 batch = MicroBatch(training=training, step=self.trainer.steps, start=first + lo)
                 stage.ctx.network_context.micro_batch, stage.ctx.network_context.on_gradients_ready = batch, None
                 if look:
                     look(number, stage, given)
                 output, _ = stage.network.forward(stage.p, given, stage.ctx, batch)
-                if number < self.last and at(number + 1, i) != self.rank:
-                    array, peer = np.ascontiguousarray(output), at(number + 1, i)
+                if number < self.last and rank_of(number + 1, i) != self.rank:
+                    array, peer = np.ascontiguousarray(output), rank_of(number + 1, i)
                     sending.append((comm.Isend(array, peer, TAG), array, peer))
                 elif number == self.last:
                     yield slice(lo, hi), output
@@ -355,7 +355,7 @@ class PipelinePass(ForwardBackward):
         for rows, z in self.outputs(x):
             found[rows] = z
         for i, (lo, hi) in enumerate(self.parts(len(x))) if self.communicator else ():
-            self.communicator.Bcast(found[lo:hi], root=self.placement.at(self.last, i))
+            self.communicator.Bcast(found[lo:hi], root=self.placement.rank_of(self.last, i))
         return found
 
     def sum_scores(self, trainer, x, y):
@@ -372,14 +372,14 @@ class PipelinePass(ForwardBackward):
 
         def look(number: int, stage: OwnStage, x: np.ndarray) -> None:
             bad = stage.network.bad_input(x, stage.ctx)
-            if not self.elsewhere(bad):  # else who has found something would look no further, and others wait for it
+            if not self.any_rank_found(bad):  # decided together: these layers may call other ranks
                 bad = stage.network.first_bad(stage.p, x, stage.ctx)
             if bad:
                 found.append((number, bad.depth, trainer.mesh.rank, bad))
 
         for first, x in parts:
             with np.errstate(all="ignore"):
-                for _ in self.outputs(x, not self.everyone, look, first):
+                for _ in self.outputs(x, not self.computes_empty, look, first):
                     pass
         everyone = [bad for each in trainer.mesh.allgather(found) for bad in each]
         if not everyone:
@@ -387,12 +387,12 @@ class PipelinePass(ForwardBackward):
         *_, rank, bad = min(everyone, key=lambda entry: entry[:3])
         return bad._replace(where=f"{bad.where} on rank {rank}")
 
-    def elsewhere(self, found: object) -> bool:
+    def any_rank_found(self, found: object) -> bool:
         """Whether any rank that computes the same layers of the same samples has found something."""
-        told = np.array([found is not None], float)
+        count = np.array([found is not None], float)
         for ranks in filter(None, (self.trainer.mesh.tensor, self.trainer.mesh.context)):
-            ranks.Allreduce(MPI.IN_PLACE, told)
-        return bool(told[0])
+            ranks.Allreduce(MPI.IN_PLACE, count)
+        return bool(count[0])
 
     def pictures(self, events):
         """Draw a step from the middle of the run beside the schedule; none where no step was recorded whole."""
@@ -415,11 +415,11 @@ class PipelinePass(ForwardBackward):
         report, placement = self.placement.report, self.placement
         name = self.schedule if isinstance(self.schedule, str) else getattr(self.schedule, "__name__", "a schedule")
         cuts = f", cut before {', '.join(map(str, placement.cuts))}" if placement.cuts else ""
-        together = f"; {in_words(self.mesh.sizes['tensor'], self.way)}" * bool(self.mesh.tensor)
-        together += f"; {how}" if self.positions and (how := self.positions.describe()) else ""
+        shared = f"; {in_words(self.mesh.sizes['tensor'], self.way)}" * bool(self.mesh.tensor)
+        shared += f"; {how}" if self.positions and (how := self.positions.describe()) else ""
         stages = f"{len(placement.networks)} stages on {len(placement.rows)} ranks{cuts}"
         return (
-            f"{name}: {stages}, {self.micro_batches} micro-batches, idle {max(report.idle_share):.0%} at most{together}"
+            f"{name}: {stages}, {self.micro_batches} micro-batches, idle {max(report.idle_share):.0%} at most{shared}"
         )
 
 

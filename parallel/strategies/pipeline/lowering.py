@@ -38,7 +38,7 @@ from collectives.algorithms.allreduce import ring
 from collectives.checking.simulator import RuleBroken, Stats, simulate
 from collectives.steps import Compute, Recv, Round, Send, Slice, relabel_ranks
 from parallel.strategies.pipeline.actions import COMPUTE, Action, PipelineError, Rows, parse
-from parallel.strategies.pipeline.checking import MEETING, Span, check, walk
+from parallel.strategies.pipeline.checking import REDUCE_GRAD, Span, check, walk
 
 
 class Stage(NamedTuple):
@@ -62,7 +62,7 @@ class Stage(NamedTuple):
                 "B": self.input_gradient + self.weight_gradient,
                 "I": self.input_gradient,
                 "W": self.weight_gradient,
-                MEETING: 0.0,  # messages, which have their own
+                REDUCE_GRAD: 0.0,  # messages, which have their own
             }[kind]
         )
 
@@ -117,7 +117,7 @@ def lower(
     for number, stage in enumerate(stages):
         if min(stage.seconds("F"), stage.seconds("I")) <= 0 or stage.weight_gradient < 0:
             raise ValueError(f"stage {number}: expected seconds above 0 for what others wait for, given {stage}")
-    rows = [[c for c in row if not isinstance(c, Action) or c.kind in (*COMPUTE, MEETING)] for row in schedule]
+    rows = [[c for c in row if not isinstance(c, Action) or c.kind in (*COMPUTE, REDUCE_GRAD)] for row in schedule]
     report = check(rows)
     if report.stages != len(stages):
         raise PipelineError(f"the schedule has {report.stages} stages, but {len(stages)} are described")
@@ -126,7 +126,7 @@ def lower(
         raise PipelineError(f"the schedule has {report.micro_batches} micro-batches, but samples of {len(samples)}")
     spans = walk(rows, lambda action: stages[action.stage].seconds(action.kind), latency)
     done = [(action, span.rank) for row in spans for span in row for action in span.actions]
-    home = {(action.stage, action.micro_batch): rank for action, rank in done if action.kind != MEETING}
+    home = {(action.stage, action.micro_batch): rank for action, rank in done if action.kind != REDUCE_GRAD}
     peers = {stage: sorted({rank for action, rank in done if action.stage == stage}) for stage in range(len(stages))}
     messages, order = messages_of(spans, home), as_needed if as_run else in_rounds
     return [
@@ -220,7 +220,7 @@ class Memory:
         tensor = lambda buffer, at=stage: Tensor(buffer, at, i)
         reads = [tensor("input")] if stage else []
         writes = []
-        if kind == MEETING:
+        if kind == REDUCE_GRAD:
             return [], []
         if kind == "F":
             writes.append(tensor("saved"))
@@ -284,7 +284,7 @@ class Memory:
 
         found, made = [], False  # whether gradients were, since the last sum
         for messages, actions in rounds:
-            if [action.kind for action in actions] != [MEETING]:
+            if [action.kind for action in actions] != [REDUCE_GRAD]:
                 found.append((*moves(messages), *map(computes, actions)))
                 made = made or any(action.kind in "BW" for action in actions)
                 continue

@@ -271,7 +271,7 @@ class PipeDreamStep(Step):
         arrived = {}
         for kind, neighbour in self.sources.items():
             b = self.done[kind]
-            while b < self.given and done[pipeline.placement.at(neighbour, b)][kind == "B"] > b:
+            while b < self.given and done[pipeline.placement.rank_of(neighbour, b)][kind == "B"] > b:
                 for message in self.receives_until(Action(self.seat.stage, kind, b)):
                     self.receive(message)
                 place = Place(INPUT[kind], self.seat.stage, b)
@@ -304,7 +304,7 @@ class PipeDreamStep(Step):
         for kind, neighbour in self.sources.items():
             until = min(self.given, self.done[kind] + AHEAD * self.count)
             while (b := self.posted[kind]) < until:
-                if not self.same_size(self.batches[b].step, self.pipeline.placement.at(neighbour, b)):
+                if not self.same_size(self.batches[b].step, self.pipeline.placement.rank_of(neighbour, b)):
                     break
                 yield self.next_receive(kind)
 
@@ -312,7 +312,7 @@ class PipeDreamStep(Step):
         """Receives up to that of an action; waits until the sizes of their senders' batches are known."""
         kind, b = action.kind, action.micro_batch
         while kind in self.sources and (following := self.posted[kind]) <= b:
-            peer = self.pipeline.placement.at(self.sources[kind], following)
+            peer = self.pipeline.placement.rank_of(self.sources[kind], following)
             self.same_size(self.batches[following].step, peer, wait=True)
             yield self.next_receive(kind)
 
@@ -322,7 +322,7 @@ class PipeDreamStep(Step):
         self.posted[kind] += self.count
         batch, shape = self.batches[b], placement.shape(stage if kind == "F" else stage + 1)
         memory = np.empty((len(batch.x), *shape), self.stage.network.dtype)
-        return Message(placement.at(self.sources[kind], b), memory, Place(INPUT[kind], stage, b), batch.step)
+        return Message(placement.rank_of(self.sources[kind], b), memory, Place(INPUT[kind], stage, b), batch.step)
 
     def work(self, action: Action) -> Iterator[Work]:
         """Return a computation, with what it reads and writes."""
@@ -336,7 +336,7 @@ class PipeDreamStep(Step):
         """Return the send of what an action has written."""
         stage, kind, b = action
         if kind in self.targets:
-            peer = self.pipeline.placement.at(self.targets[kind], b)
+            peer = self.pipeline.placement.rank_of(self.targets[kind], b)
             yield Message(peer, None, Place(OUTPUT[kind], stage, b), self.batches[b].step)
 
     # ------------------------------------------------------------------------------------------------ actions

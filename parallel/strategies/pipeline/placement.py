@@ -48,11 +48,11 @@ class Placement:
     replicas: list[list[int]]
 
     @property
-    def home(self) -> list[int]:
+    def first_ranks(self) -> list[int]:
         """The first rank of every stage."""
         return [ranks[0] for ranks in self.replicas]
 
-    def at(self, stage: int, micro_batch: int) -> int:
+    def rank_of(self, stage: int, micro_batch: int) -> int:
         """Return the rank that has a micro-batch in a stage: replicas take turns."""
         ranks = self.replicas[stage]
         return ranks[micro_batch % len(ranks)]
@@ -76,7 +76,7 @@ class Placement:
         """Return the shape of one sample of a stage's input; behind the last stage, of the outputs."""
         return sample_shape(self.networks[stage]) if stage < len(self.networks) else self.networks[-1].out_shape
 
-    def of(self, rank: int) -> list[int]:
+    def stages_of(self, rank: int) -> list[int]:
         """Return the stages of a rank."""
         return [stage for stage, ranks in enumerate(self.replicas) if rank in ranks]
 

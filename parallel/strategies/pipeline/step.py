@@ -155,7 +155,7 @@ class Program:
                 elif isinstance(step, Compute):
                     used |= {(place.buf, place.lo): number for place in step.reads}
                     action = parse(step.name)
-                    if self.samples_of(action) or pipeline.everyone:
+                    if self.samples_of(action) or pipeline.computes_empty:
                         work[number].append((action, step))
                         if action.kind in MAKES_GRADIENTS:
                             last[action.stage] = action.micro_batch

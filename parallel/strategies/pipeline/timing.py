@@ -132,7 +132,7 @@ def _timed(schedule, stages, micro_batches, network, recompute, quick, tensor) -
     if len(stages) % chunks or micro_batches < 1:
         raise ValueError(f"{schedule}: expected {chunks} stages a rank and micro-batches, given {len(stages)} stages")
     ranks, actions = len(stages) // chunks, len(stages) * micro_batches * 2
-    home = homes(schedule, len(stages))
+    home = ranks_of_stages(schedule, len(stages))
     hop = max((_hop(network, ranks, stage.input, tensor) for stage in stages[1:]), default=0.0)
     sent = _sent(stages, home, micro_batches)
     if quick or actions > WALKED:
@@ -185,7 +185,7 @@ def closed_form(schedule: str, stages: Sequence[StageCost], micro_batches: int, 
 
     Exact for equal stages and full pipelines (zb-v and dualpipev: F = I = W too).
     """
-    n, home = len(stages), homes(schedule, len(stages))
+    n, home = len(stages), ranks_of_stages(schedule, len(stages))
     p, m = 1 + max(home), micro_batches
     each = [sum(stage[:3]) + stage.forward * recompute for stage in stages]
     slowest = max(sum(t for t, at in zip(each, home, strict=True) if at == rank) for rank in range(p))
@@ -221,7 +221,7 @@ def closed_peak(schedule: str, rank: int, ranks: int, micro_batches: int) -> flo
     return min(m, most[schedule])
 
 
-def homes(schedule: str, stages: int) -> list[int]:
+def ranks_of_stages(schedule: str, stages: int) -> list[int]:
     """The rank of every stage."""
     if schedule in ("zb-v", "dualpipev"):
         return [min(s, stages - 1 - s) for s in range(stages)]
