@@ -135,12 +135,12 @@ def test_one_buffer_for_all_micro_batches_is_not_equal(comm, monkeypatch):
 
     one, _ = one_process(mlp(), OPTIMIZERS["sgd"](), 5)
 
-    class Aliased(step.Program):
+    class Aliased(step.Plan):
         def memory(self, step):
             return self.slots["input1"][: step.hi - step.lo] if step.buf == "input1" else super().memory(step)
 
-    for program, equal in (step.Program, True), (Aliased, False):
-        monkeypatch.setattr(executor, "Program", program)
+    for plan, equal in (step.Plan, True), (Aliased, False):
+        monkeypatch.setattr(executor, "Plan", plan)
         many = pipeline(world(comm), mlp(), schedule="gpipe", micro_batches=5)
         train(many)
         state = many.state_dict()
@@ -434,5 +434,5 @@ def test_a_pipeline_is_ready_for_a_bounded_number_of_lengths(comm):
     many = pipeline(comm, mlp(), micro_batches=2)
     losses = train(many, sizes=sizes)
     np.testing.assert_allclose(losses, [one.step(*batch, 2) for batch in batches(one.network, sizes=sizes)], 1e-12)
-    assert len(many.forward_backward.programs) == 8 and list(many.forward_backward.programs)[-2:] == [10, 3]
+    assert len(many.forward_backward.plans) == 8 and list(many.forward_backward.plans)[-2:] == [10, 3]
     many.close()

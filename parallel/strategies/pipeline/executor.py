@@ -35,11 +35,11 @@ from parallel.state.stages import local_network
 from parallel.strategies.pipeline.actions import Rows, parts, write
 from parallel.strategies.pipeline.picture import compare, measured
 from parallel.strategies.pipeline.placement import place
-from parallel.strategies.pipeline.step import TAG, Program, Step, wait_for
+from parallel.strategies.pipeline.step import TAG, Plan, Step, wait_for
 from parallel.strategies.tensor.moves import sum_as_one
 from parallel.strategies.tensor.rewriting import in_words, share, terms
 
-PROGRAMS = 8  # lengths of batches that a pipeline is ready for at once: each has memory for what it receives
+PLANS = 8  # lengths of batches that a pipeline is ready for at once: each has memory for what it receives
 
 
 @dataclass
@@ -118,7 +118,7 @@ class PipelinePass(ForwardBackward):
         self.whole_loss, self.way, self.positions = loss, way, positions
         self.schedule, self.micro_batches, self.cuts = schedule, micro_batches, cuts
         self.recompute, self.limit, self.options = recompute, limit, options
-        self.programs: dict[int, Program] = {}  # by samples of a batch; the one that was used last is the last
+        self.plans: dict[int, Plan] = {}  # by samples of a batch; the one that was used last is the last
         self.broken: list[Step] = []  # steps that failed: messages may still arrive in their memory
 
     def make_local_network(self, network, mesh):
@@ -234,10 +234,10 @@ class PipelinePass(ForwardBackward):
             stage.finished = 0
         for array, _ in self.ties.values():
             array[...] = 0
-        program = self.program(len(x))
-        step = Step(self, program.batches(x, y, total, micro.first))
+        plan = self.plan(len(x))
+        step = Step(self, plan.batches(x, y, total, micro.first))
         try:
-            step.run(program.rounds)
+            step.run(plan.rounds)
             step.finish()
         except BaseException:
             self.broken.append(step)
@@ -259,13 +259,13 @@ class PipelinePass(ForwardBackward):
             self.on_ready(self.local_network.layout.size)
         return loss
 
-    def program(self, samples: int) -> Program:
-        """Return the program for a batch of so many samples; the least recently used of too many is dropped."""
-        program = self.programs.pop(samples, None) or Program(self, samples)
-        self.programs[samples] = program
-        if len(self.programs) > PROGRAMS:
-            del self.programs[next(iter(self.programs))]
-        return program
+    def plan(self, samples: int) -> Plan:
+        """Return the plan for a batch of so many samples; the least recently used of too many is dropped."""
+        plan = self.plans.pop(samples, None) or Plan(self, samples)
+        self.plans[samples] = plan
+        if len(self.plans) > PLANS:
+            del self.plans[next(iter(self.plans))]
+        return plan
 
     def sum_loss(self, loss: float) -> float:
         """Return the loss that the last stage has, in all stages (collective)."""
@@ -403,7 +403,7 @@ class PipelinePass(ForwardBackward):
         return {"pipeline.png": compare(found, self.placement.report.spans)} if found else {}
 
     def in_transit(self):
-        slots = sum(slot.nbytes for program in self.programs.values() for slot in program.slots.values())
+        slots = sum(slot.nbytes for plan in self.plans.values() for slot in plan.slots.values())
         return slots + (self.positions.nbytes if self.positions else 0)
 
     def close(self):

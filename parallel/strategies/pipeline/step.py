@@ -5,7 +5,7 @@ about to compute with it, and for its sends at the end of the step only. Outputs
 them, and a stage hands its output to the next stage of the same rank without a copy. In mixed precision messages are
 float16, and stay so until a layer is given them.
 
-`Program` has the rounds of a batch of one size, with actions and memory bound once; `Step` runs rounds. PipeDream runs
+`Plan` binds the rounds of a batch of one size to memory, and to their actions, once; `Step` runs rounds. PipeDream runs
 the same `Step` with rounds that have no end, and a version of the weights for each mini-batch (pipedream_step.py).
 """
 
@@ -110,8 +110,8 @@ class Batch(NamedTuple):
     rate: float = 0.0
 
 
-class Program:
-    """The rounds of one rank for a batch of a number of samples.
+class Plan:
+    """The rounds of one rank for a batch of a number of samples, bound to memory.
 
     Parameters
     ----------
