@@ -99,7 +99,7 @@ class GradientSync:
         self.allocate()
 
     def allocate(self) -> None:
-        """Flat buffers; behind the gradients the step's message: one buffer is summed."""
+        """Make the flat buffers; the step's message lies behind the gradients, so one buffer is summed."""
         layout = self.layout
         self.parameters = layout.zeros(self.dtype)
         self.flat_buffer = np.zeros(layout.size + StepMessage.elements(self.network, self.addends), self.dtype)
@@ -110,7 +110,7 @@ class GradientSync:
         self.first_values()
 
     def first_values(self) -> None:
-        """Parameters and statistics are rank 0's on all ranks."""
+        """Give all ranks the parameters and statistics of rank 0 (collective)."""
         layout = self.layout
         layout.initialize(self.parameters, self.seed)
         self.p, self.g, self.region = layout.views(self.parameters), layout.views(self.gradients), layout.region()
@@ -150,7 +150,7 @@ class GradientSync:
 
     @property
     def addends(self) -> int:
-        """How many addends the sums have."""
+        """Number of addends of the sums."""
         return self.forward_backward.addends
 
     def settle(self) -> bool:
@@ -169,21 +169,21 @@ class GradientSync:
         return self.settle()
 
     def resume(self) -> None:
-        """Go on training from what this rank had before `look`."""
+        """Restore what this rank had before `look`, to continue training from it."""
 
     def before_load(self) -> None:
-        """Another state is about to be checked, and loaded (collective)."""
+        """Prepare for another state to be checked, and loaded (collective)."""
         self.settle()
 
     def forget(self) -> None:
-        """Another state was loaded: nothing is needed that belongs to the one before (collective)."""
+        """Forget what belongs to the state before: another one was loaded (collective)."""
 
     def counted(self) -> dict[str, object]:
         """Return what local-update ranks have counted since the last call, for an epoch's record (collective)."""
         return {}
 
     def update(self) -> None:
-        """One step of the optimizer."""
+        """Make one step of the optimizer."""
         self.optimizer.update(self.parameters, self.gradients, self.slots, self.step, self.region, self.sum_model)
 
     def detach(self, changes: Sequence[tuple[int, int]]) -> None:
@@ -205,7 +205,7 @@ class GradientSync:
         self.barrier("the slot that was rescaled")
 
     def placed(self) -> Iterator[PlacedArray]:
-        """All arrays of this rank, as rows of the trainer's table: all that is asked of state is asked of these."""
+        """Yield all arrays of this rank, the rows of the trainer's table: state is nothing but these."""
         yield PlacedArray("param", "parameters", self.parameters, self.layout)
         yield PlacedArray("", "gradients", self.gradients, self.layout)
         for name, slot in self.slots.items():
@@ -213,21 +213,23 @@ class GradientSync:
         yield from in_transit(*(tree.sums for tree in self.trees))
 
     def loaded(self, steps: int, anew: Container[str] = ()) -> None:
-        """Arrays have another state's values; kinds of private state that are `anew` were not in it, and are zero."""
+        """Follow arrays that were loaded; kinds of private state that are `anew` were not in it, and are zero."""
 
     def set_epoch_steps(self, steps: int) -> None:
         """Take the number of steps in an epoch, for methods of compression that warm up."""
 
     def bytes_sent(self) -> dict[str, float]:
-        """Bytes of gradients that a rank sent in a step, "bytes_sent", counted: the mean over ranks and steps; and
-        "bytes_dense", what gradients as they are would be (collective). Empty where nothing counts them."""
+        """Return the bytes of gradients that a rank sent in a step: the mean over ranks and steps (collective).
+
+        "bytes_sent" is counted, "bytes_dense" what uncompressed gradients would take; empty where nothing counts.
+        """
         return {}
 
     sends = ""  # the formula's Psi that a rank sends in a step, in words
     notes = ""  # what `bytes` counts more than once, in words
 
     def describe(self) -> str:
-        """How gradients and parameters meet, for the log."""
+        """Describe how gradients are summed, for the log."""
         return ""
 
     def close(self) -> None:

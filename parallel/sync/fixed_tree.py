@@ -24,7 +24,7 @@ Node = tuple[int, int]  # the sum of the leaves lo .. hi - 1
 
 
 def halves(node: Node) -> tuple[Node, Node]:
-    """The two subtrees of a node; the left one is complete: its leaves are a power of two."""
+    """Return the two subtrees of a node; the left one is complete: its leaves are a power of two."""
     lo, hi = node
     middle = lo + (1 << ((hi - lo - 1).bit_length() - 1))
     return (lo, middle), (middle, hi)
@@ -40,7 +40,7 @@ def check_holders(leaves: int, holders: int) -> None:
 
 
 def siblings(leaves: int) -> dict[Node, Node]:
-    """Right subtree -> left subtree, for every inner node of the tree."""
+    """Return right subtree -> left subtree, for every inner node of the tree."""
     found, todo = {}, [(0, leaves)]
     for node in todo:
         if node[1] - node[0] > 1:
@@ -51,7 +51,7 @@ def siblings(leaves: int) -> dict[Node, Node]:
 
 
 def cover(leaves: int, held: Node) -> list[Node]:
-    """The largest subtrees that make up the leaves `held`, from left to right."""
+    """Return the largest subtrees that make up the leaves `held`, from left to right."""
     found, todo = [], [(0, leaves)]
     while todo:
         node = todo.pop()
@@ -63,7 +63,7 @@ def cover(leaves: int, held: Node) -> list[Node]:
 
 
 def dealt(leaves: int, holders: int, rank: int) -> Node:
-    """The leaves of a rank, which are dealt to the first `holders` ranks."""
+    """Return the leaves of a rank, which are dealt to the first `holders` ranks."""
     return chunk(leaves, holders, rank) if rank < holders else (leaves, leaves)
 
 
@@ -150,7 +150,7 @@ class TreeSum:
         self._plans: dict = {}
 
     def add(self, leaf: np.ndarray) -> None:
-        """The next of this rank's leaves; it is copied or added, and may be used again."""
+        """Add the next of this rank's leaves; it is copied or added, and may be used again."""
         if self._stack and self._stack[-1][1] == self.mine[1]:
             self._stack.clear()  # the last sum is done with
         stack, at = self._stack, self._stack[-1][1] if self._stack else self.mine[0]
@@ -164,12 +164,12 @@ class TreeSum:
         stack.append(node)
 
     def allreduce(self) -> np.ndarray:
-        """The sum of all leaves, on every rank: an array that the next `add` overwrites."""
+        """Return the sum of all leaves, on every rank: an array that the next `add` overwrites."""
         self._communicate(allreduce)
         return self.sums[0]
 
     def reduce_scatter(self) -> np.ndarray:
-        """This rank's slice of the sum of all leaves."""
+        """Return this rank's slice of the sum of all leaves."""
         self._communicate(reduce_scatter)
         return self.sums[0, self.slice]
 

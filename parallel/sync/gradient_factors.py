@@ -58,7 +58,7 @@ class WideWeight:
         self.x[:, self.mine], self.gy[self.mine] = x.T, gy
 
     def multiply(self, samples: slice, place: slice, out: np.ndarray) -> None:
-        """The gradient of these samples, as far as it lies there in the layout: whole rows of the weight."""
+        """Compute whole rows of the weight's gradient for these samples: those at `place` in the layout."""
         rows = slice(samples.start * self.rows, samples.stop * self.rows)
         inputs = slice(*((at - self.place.start) // self.shape[1] for at in (place.start, place.stop)))
         np.dot(self.x[inputs, rows], self.gy[rows], out)
@@ -77,11 +77,11 @@ class Factors:
         self.window, self.layers = window, tuple(layers)
 
     def chosen(self, total: int) -> tuple[WideWeight, ...]:
-        """The layers whose factors pay for a batch of so many samples."""
+        """Return the layers whose factors are no larger than their gradients, for a batch of `total` samples."""
         return tuple(layer for layer in self.layers if layer.pays(total))
 
     def begin_step(self, step: int, total: int) -> tuple[WideWeight, ...]:
-        """A step with a batch of `total` samples begins: the layers that are told by factors.
+        """Start a step with a batch of `total` samples; return the layers whose factors are shared.
 
         Where they need more room, which ranks make together, and ranks were told different sizes of the batch, there
         are none: so no rank waits for one that has room enough, and all find in the sums that they disagree.
@@ -114,13 +114,13 @@ class Factors:
 
     @property
     def arrays(self) -> list[np.ndarray]:
-        """This rank's part of all factors."""
+        """Return this rank's part of all factors."""
         parts = [(layer.x.T, layer.gy) for layer in self.layers]
         return [array[: len(array) // self.window.size] for part in parts for array in part]
 
 
 def wide_layers(network: Network) -> Iterator[WideWeight]:
-    """The Linear layers whose weight nobody else uses, in the order of the layout."""
+    """Yield the Linear layers whose weight no other layer uses, in the order of the layout."""
     layout = network.layout
     found = {f"{path}.W" if path else "W": (path, layer, shape) for path, layer, shape, _ in network.layers()}
     for name, place in layout.slices.items():

@@ -39,7 +39,7 @@ class Master(GradientSync):
             )
 
     def broadcast(self) -> None:
-        """The master's parameters and running statistics to all."""
+        """Send the master's parameters and running statistics to all."""
         self.mesh.communicator.Bcast(self.parameters, root=MASTER)
         if len(self.buffers):
             self.mesh.communicator.Bcast(self.buffers, root=MASTER)
@@ -67,7 +67,7 @@ class Master(GradientSync):
         return super().finish_step()
 
     def update(self):
-        """The master's; the others get its parameters with the next broadcast, and are told if a clip finds no norm."""
+        """Update on the master; others get its parameters with the next broadcast and learn if a clip fails."""
         refused = None
         if self.master:
             try:
@@ -80,7 +80,7 @@ class Master(GradientSync):
             raise FloatingPointError(refused)
 
     def look(self):
-        """The workers have the parameters of the last step's begin: bring those of now."""
+        """Bring the present parameters to the workers, which have those of the last step's begin."""
         self.broadcast()
         return False
 

@@ -44,7 +44,7 @@ def check_bucketing(bucket: float, first_bucket: float, overlap: str) -> None:
 
 
 def bucket_slices(ends: Iterable[int], total: int, first: int, rest: int) -> list[slice]:
-    """Buckets over range(total).
+    """Return the slices of the buckets over range(total).
 
     Parameters
     ----------
@@ -119,13 +119,13 @@ class Buckets:
         return self.overlap != "none"
 
     def begin(self) -> None:
-        """Nothing of the array is final any more."""
+        """Start to fill the array anew."""
         self.launched, self.pending = 0, []
         if self.trial:
             self.overlap, self.clock = self.trial.next(), time.perf_counter()
 
     def ready(self, end: int) -> None:
-        """The array is final up to `end`: what makes a bucket leaves."""
+        """Send the buckets that are complete: the array is final up to `end`."""
         if not self.early:
             return
         while self.launched < len(self.stops) and self.stops[self.launched] <= end:
@@ -155,7 +155,7 @@ class Buckets:
         self.launched += 1
 
     def _decide(self) -> str:
-        """Rank 0 says which way it is; the bits are the same either way."""
+        """Take what rank 0 has found to be the fastest; the bits are the same either way."""
         self.overlap = self.root.bcast(self.trial.best())
         news = f"overlap {self.overlap}: {self.trial.describe()}"
         self.trial = None
@@ -165,7 +165,7 @@ class Buckets:
         return news
 
     def describe(self) -> str:
-        """How many, how long, and what moves them, in words."""
+        """Describe number and size of the buckets, and what moves them."""
         sizes = [bucket.nbytes / MIB for bucket in self.buckets]
         number = f"{len(sizes)} buckets of" if len(sizes) > 1 else "one bucket of"
         each = f"{min(sizes):.3g} to {max(sizes):.3g}" if len(sizes) > 1 else f"{sizes[0]:.3g}"
@@ -221,7 +221,7 @@ class Messages(GradientSync):
 
 
 class OverlapTrial:
-    """Tries ways in turn, some steps each, and tells the fastest.
+    """Measure alternatives in turn, some steps each, and choose the fastest.
 
     Steps vary by more than overlapping saves, so a way must show that it is no accident: in all rounds but one its step
     took less than that of the last way, which is to beat (a sign test: by chance in 1 of 28 trials).
@@ -237,21 +237,21 @@ class OverlapTrial:
         self.steps = 0
 
     def next(self) -> str:
-        """The way of this step."""
+        """Return the alternative for this step."""
         return self.ways[self.steps % len(self.ways)]
 
     def add(self, seconds: float) -> bool:
-        """This step took so long; says whether there is enough to decide."""
+        """Add the seconds of this step; return whether there are enough to decide."""
         self.times[self.next()].append(seconds)
         self.steps += 1
         return self.steps == ROUNDS * len(self.ways)
 
     def medians(self) -> dict[str, float]:
-        """Seconds of each way, without its first step, which plans and connects."""
+        """Return the seconds of each, without its first step, which plans and connects."""
         return {way: median(times[1:]) for way, times in self.times.items()}
 
     def best(self) -> str:
-        """The way to take from now on."""
+        """Return the alternative to use from now on."""
         medians, plain = self.medians(), self.times[self.ways[-1]][1:]
         wins = {way: sum(a < b for a, b in zip(self.times[way][1:], plain, strict=True)) for way in self.ways}
         return min((way for way in self.ways if wins[way] >= ROUNDS - 2), key=medians.get, default=self.ways[-1])

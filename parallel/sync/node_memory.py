@@ -45,7 +45,7 @@ from parallel.sync.undo_log import UndoLog
 
 
 def why_not(nodes: list[int]) -> str:
-    """Why ranks on these nodes do not share memory; empty where they can."""
+    """Return why ranks on these nodes do not share memory; empty where they can."""
     sizes = Counter(nodes)
     if max(sizes.values()) == 1:
         return "one rank a node" if len(nodes) > 1 else "one rank"
@@ -99,7 +99,7 @@ class Block:
 
 
 def joined(slices: list[slice | None]) -> list[slice]:
-    """The slices there are, where one begins at the other's end as one."""
+    """Return the slices, joined where one begins at the end of another."""
     found: list[slice] = []
     for each in slices:
         if each and found and found[-1].stop == each.start:
@@ -111,7 +111,7 @@ def joined(slices: list[slice | None]) -> list[slice]:
 def shrinking_blocks(
     network: Network, wide: tuple[WideWeight, ...], ranks: int
 ) -> Iterator[tuple[slice, WideWeight | None]]:
-    """Blocks of the layout, those of a wide layer's weight whole rows.
+    """Return the blocks of the layout; those of a wide layer's weight are whole rows.
 
     Each is a part of what is left, so that ranks are done at nearly the same time: guided self-scheduling
     (Polychronopoulos and Kuck 1987).
@@ -159,7 +159,7 @@ class NodeMemory(GradientSync):
         self.nodes, self.bucketing, self.limit, self.survives = nodes, bucketing, limit, survives
 
     def allocate(self):
-        """Parameters and moments once for the node; gradients and messages of each rank, which others read."""
+        """Make parameters and moments once for the node, and for each rank gradients and messages that others read."""
         communicator, nodes, network, optimizer = self.mesh.communicator, self.nodes, self.network, self.optimizer
         rank, size, dtype = self.mesh.rank, self.layout.size, self.dtype
         behind = StepMessage.elements(network, self.addends)
@@ -210,7 +210,7 @@ class NodeMemory(GradientSync):
         self.first_values()
 
     def _undo_log(self) -> UndoLog:
-        """Room for what an update overwrites, whatever layers are told by factors in it."""
+        """Make room for what an update overwrites, with factors of any layers."""
         blocks = self.count
         if self.claims:
             layers = self.factors.layers
@@ -220,7 +220,7 @@ class NodeMemory(GradientSync):
         return UndoLog(self.window, {"": self.parameters, **self.slots}, blocks)
 
     def _refuse_aliases(self, parts: list[np.ndarray]) -> None:
-        """Every rank signs its arrays, and looks for all signatures: memory that two share by mistake is found."""
+        """Sign this rank's arrays, and look for all signatures: memory that two ranks share by mistake is found."""
         flags, me = self.window.flags, self.window.rank
         signed = parts[me], self.gradients, self.flat_buffer[len(self.gradients) :]
         for array in signed:
@@ -244,7 +244,7 @@ class NodeMemory(GradientSync):
         flags.barrier("clearing memory")
 
     def _cut(self, wide: tuple[WideWeight, ...]) -> list[Block]:
-        """The blocks of a step; made once for each choice of what is told by factors."""
+        """Return the blocks of a step; made once for each choice of layers whose factors are shared."""
         if wide not in self._plans:
             places = enumerate(shrinking_blocks(self.network, wide, self.count))
             if not self.claims:
@@ -268,7 +268,7 @@ class NodeMemory(GradientSync):
         )
 
     def first_values(self):
-        """Parameters and statistics are those of the first rank of the first node."""
+        """Take the parameters and statistics of the first rank of the first node."""
         layout = self.layout
         if self.window.rank == 0:
             layout.initialize(self.parameters, self.seed)
@@ -300,7 +300,7 @@ class NodeMemory(GradientSync):
         return self.ready if micro and micro.addend is not None else None
 
     def ready(self, end: int) -> None:
-        """The gradients up to `end` are finished."""
+        """Announce that the gradients up to `end` are finished."""
         self.window.flags.publish(FINISHED, self.before + end)
         if self.buckets and self.buckets.early:
             self._fill(wait=False)
@@ -371,20 +371,20 @@ class NodeMemory(GradientSync):
         array[...] = mine.reshape(array.shape)
 
     def update(self):
-        """Together with the other ranks of the node."""
+        """Update together with the other ranks of the node."""
         if self.claims:
             for block in self._claimed():
                 self.wait_for(block.place.stop)
-                block.add(self._told() if block.wide else [])
-                self._keep(block.number, block.place)
+                block.add(self._announced() if block.wide else [])
+                self._copy_for_undo(block.number, block.place)
                 block.update(self.optimizer, self.step)
         else:
-            self._keep(self._blocks[0].number, self.share)
+            self._copy_for_undo(self._blocks[0].number, self.share)
             self._blocks[0].update(self.optimizer, self.step, self.sum_small)
         self.barrier("the update")
         self.last_change = self.nodes[self.mesh.rank], self.steps
 
-    def _keep(self, block: int, place: slice) -> None:
+    def _copy_for_undo(self, block: int, place: slice) -> None:
         """Keep a copy of what is about to be changed, where changes may have to be undone."""
         if self.undo_log:
             self.undo_log.keep(block, place, self.steps)
@@ -395,7 +395,7 @@ class NodeMemory(GradientSync):
         self.changing, self.rescaled = self.shares, (slot, factor)
         self.barrier("what was there before a slot is rescaled")
         if slot in self.slots:
-            self._keep(self.window.rank, self.share)
+            self._copy_for_undo(self.window.rank, self.share)
             self.slots[slot][self.share] *= factor
         self.barrier("the slot that was rescaled")
         self.last_change, self.rescaled = (self.nodes[self.mesh.rank], self.steps), None
@@ -415,13 +415,13 @@ class NodeMemory(GradientSync):
         self.window.flags.wait_until(FINISHED, self.before + stop, "the sum of gradients")
 
     def _claimed(self) -> Iterator[Block]:
-        """Blocks that no other rank has; each rank ends with a number that is none's."""
+        """Yield the blocks that this rank claims; each rank ends with a number that is no block's."""
         blocks, first = self._blocks, self.numbers
         while (number := self.window.flags.claim() - first) < len(blocks):
             yield blocks[number]
         self.numbers += len(blocks) + self.count
 
-    def _told(self) -> list[slice | None]:
+    def _announced(self) -> list[slice | None]:
         """Return for each rank the samples whose factors it has announced, or None."""
         flags = self.window.flags
         pairs = zip(flags.read_all(FIRST), flags.read_all(LAST), strict=True)

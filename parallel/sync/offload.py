@@ -57,7 +57,7 @@ def room(directory: Path) -> int:
 
 
 def mapped(directory: Path, nbytes: int, rank: int) -> mmap.mmap:
-    """So many bytes of a new file, mapped; it has no name any more."""
+    """Return the bytes of a new file, mapped; it has no name any more."""
     file = directory / f"shard-{os.getpid()}-rank-{rank}"
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, f"{directory} is no directory: shards need one for their files")

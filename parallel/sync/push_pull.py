@@ -21,7 +21,7 @@ PLACES = ("own", "workers")
 
 
 def roles(size: int, servers: int, place: str = "own") -> tuple[Sequence[int], Sequence[int]]:
-    """(ranks of the workers, ranks of the servers) among `size`.
+    """Return (ranks of the workers, ranks of the servers) among `size`.
 
     Servers on ranks of their own are the last ones, so that rank 0 is a worker; servers on workers are spread evenly.
 
@@ -94,13 +94,13 @@ def pull(
 
 
 def _from(rank: int, items: Sequence) -> list:
-    """The items in a circle, each rank from another one on: so that not all send to the same one first."""
+    """Return the items in a circle, each rank from another one on: so that not all send to the same one first."""
     start = rank % max(1, len(items))
     return [*items[start:], *items[:start]]
 
 
 def _messages(count: Blocks, hosts: Sequence[int], tail: int, tailed: Sequence[int], segment: int):
-    """For every round, the messages between a worker and the hosts: (host, lo, hi in x, where lo is in y)."""
+    """Yield for every round the messages between a worker and the hosts: (host, lo, hi in x, where lo is in y)."""
     total = count if isinstance(count, int) else max(hi for _, hi in count)
     columns = []
     for j, host in enumerate(hosts):
@@ -111,7 +111,7 @@ def _messages(count: Blocks, hosts: Sequence[int], tail: int, tailed: Sequence[i
 
 
 def server_slices(count: int, servers: int) -> list[tuple[int, int]]:
-    """Slices of `count` elements, one a server, nearly equal, on bounds of 16 elements.
+    """Return slices of `count` elements, one a server, nearly equal, on bounds of 16 elements.
 
     Raises
     ------

@@ -84,7 +84,7 @@ class Replicas(LocalUpdate):
         self.since, self.met, self.error = 0, True, ""
 
     def finish_step(self):
-        """Move, and meet where it is time; returns this replica's estimate of the loss, its part times the replicas."""
+        """Move, and average where it is time; return this replica's estimate of the loss: its part times replicas."""
         own = float(self.message.loss)
         self.bad |= not math.isfinite(own)
         if not self.bad and not self.error:
@@ -96,7 +96,7 @@ class Replicas(LocalUpdate):
         return StepResult(loss, True)
 
     def move(self) -> None:
-        """A step of this replica; of no samples, too, as that of data parallelism has all moments."""
+        """Make a step of this replica; without samples, too, as a step of data parallelism updates all moments."""
         self.gradients *= self.mesh.count
         try:
             super().update()
@@ -104,7 +104,7 @@ class Replicas(LocalUpdate):
             self.error = str(error)
 
     def update(self):
-        """`finish_step` has moved this replica."""
+        """Do nothing: `finish_step` has moved this replica."""
 
     def far(self) -> bool:
         """Whether replicas are to meet before it is time; all say the same."""
@@ -147,7 +147,7 @@ class Replicas(LocalUpdate):
         return sums[0] > 0 or not self.code.agree(sums[1:])
 
     def bring_together(self) -> None:
-        """Replicas become one, or come closer."""
+        """Average the replicas, or bring them closer."""
         raise TypeError(f"{type(self).__name__} does not say how")
 
     def synchronize(self):
@@ -337,7 +337,7 @@ class Elastic(Replicas):
         return f"replica-{self.mesh.index}-of-{self.mesh.count}"
 
     def loaded(self, steps, anew=()):
-        """Replicas of as many ranks go on where they were; else, and after another strategy, all from the centre."""
+        """Continue each replica if there are as many; else, and after another strategy, all from the centre."""
         if self.kind in anew:
             self.other[:] = self.parameters
 

@@ -97,7 +97,7 @@ class Served(GradientSync):
             self._forget_vectors()
 
     def _take_slice(self, number: int) -> None:
-        """A server's own: its slice, the moments for it and room for sums."""
+        """Make what a server has: its slice, the moments for it and room for sums."""
         lo, hi = self.slices[number]
         self.held = np.append(self.replica[lo:hi], self.replica[-self.behind :])
         self.sums = np.zeros_like(self.held)
@@ -172,7 +172,7 @@ class Served(GradientSync):
         return super().finish_step()
 
     def push(self) -> None:
-        """Gradients, statistics and the message from the workers to the servers, which add them up."""
+        """Send gradients, statistics and the message from the workers to the servers, which add them up."""
         if self.trees:
             mine, message = (tree.reduce_scatter() if i == 0 else tree.allreduce() for i, tree in enumerate(self.trees))
             if self.serves:
@@ -195,11 +195,11 @@ class Served(GradientSync):
             self.optimizer.update(self.held[: self.n], self.sums[: self.n], self.slots, self.step, self.region, among)
 
     def pull(self) -> None:
-        """Parameters, statistics and the message from the servers to the workers."""
+        """Send parameters, statistics and the message from the servers to the workers."""
         self.mesh.communicator.Run(self.pulling, "pull")
 
     def update(self):
-        """The servers have done it, or could not."""
+        """Raise what stopped the servers, which have updated otherwise."""
         if self.refused:
             raise self.refused
 

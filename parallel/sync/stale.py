@@ -62,7 +62,7 @@ class Stale(LocalUpdate):
         return self.poke
 
     def poke(self, end: int = 0) -> None:
-        """Between layers: move what is on its way."""
+        """Advance the sums in flight, between layers."""
         for reduction in self.in_flight:
             reduction.request.Test()
 
@@ -80,7 +80,7 @@ class Stale(LocalUpdate):
         return StepResult(loss, True)
 
     def update(self):
-        """`complete_oldest` has applied what was due."""
+        """Do nothing: `complete_oldest` has applied what was due."""
 
     def complete_oldest(self) -> bool:
         """Wait for the oldest sum, and apply it; says whether its loss is not finite.
@@ -109,7 +109,7 @@ class Stale(LocalUpdate):
         return False
 
     def wait(self, reduction: InFlight) -> None:
-        """Until that sum has come."""
+        """Wait until that sum is complete."""
         reduction.request.Wait()
 
     def apply(self, reduction: InFlight) -> None:
@@ -118,7 +118,7 @@ class Stale(LocalUpdate):
             self.optimizer.update(self.parameters, reduction.gradients, self.slots, reduction.step, self.region)
 
     def drop(self) -> None:
-        """Training ends: what is on its way comes, and is not applied."""
+        """Complete the sums in flight, without applying them: training ends."""
         while self.in_flight:
             reduction = self.in_flight.pop(0)
             self.wait(reduction)
@@ -168,7 +168,7 @@ class Stale(LocalUpdate):
 
 
 class InFlight:
-    """Gradients of one step and what travels behind them, on their way.
+    """The sum in flight of one step: gradients, and the message behind them.
 
     Parameters
     ----------

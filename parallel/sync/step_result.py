@@ -104,7 +104,7 @@ class SizeLog:
         self.first, self.sizes = 0, array("d")
 
     def add(self, step: int, size: float) -> None:
-        """A step of that global batch begins."""
+        """Add the size of a step's global batch."""
         if not self.sizes:
             self.first = step
         self.sizes.append(size)

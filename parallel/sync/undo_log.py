@@ -35,7 +35,7 @@ class UndoLog:
         self.marks = window.common(blocks, np.int64)  # the change before which each block was copied last
 
     def keep(self, block: int, place: slice, change: int) -> None:
-        """This rank is about to change a block of all arrays."""
+        """Copy a block of all arrays, which this rank is about to change."""
         for name, array in self.arrays.items():
             self.copies[name][place] = array[place]
         self.fence()
@@ -43,7 +43,7 @@ class UndoLog:
         self.fence()
 
     def before(self, change: int, places: Iterable[slice]) -> dict[str, np.ndarray]:
-        """Arrays of this rank's own, as all were before a change of these blocks."""
+        """Return copies of all arrays as they were before a change of these blocks."""
         found = {name: array.copy() for name, array in self.arrays.items()}
         for block, place in enumerate(places):
             if self.marks[block] == change:
