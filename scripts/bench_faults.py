@@ -77,10 +77,10 @@ def work(task: dict) -> None:
     from nn.training.checkpoint_callback import KeepCheckpoints, Termination
     from parallel import DistributedDataParallel
     from parallel.elastic.heartbeat import Heartbeat
-    from parallel.elastic.ledger import Ledger
-    from parallel.elastic.mirrors import Mirrors
-    from parallel.elastic.points import Keeper
+    from parallel.elastic.partner_checkpoints import PartnerCheckpoints
     from parallel.elastic.policy import Policy
+    from parallel.elastic.recovery_points import StepTracker
+    from parallel.elastic.sample_log import SampleLog
 
     steps, rounds = task["steps"], task["rounds"]
     world, batches = MPI.COMM_WORLD, make_batches(CASE)
@@ -93,7 +93,7 @@ def work(task: dict) -> None:
         "save": {"guarded": [], "at once": []},
     }
     directory = world.bcast(tempfile.mkdtemp() if world.rank == 0 else None)
-    sides, policy, ledger, copying = {}, Policy(), Ledger(Path(directory) / "ledger", world.rank), [0.0]
+    sides, policy, ledger, copying = {}, Policy(), SampleLog(Path(directory) / "ledger", world.rank), [0.0]
     ledger.begin(0, (0, 0))
     for side in found["seconds"]:
         communicator = Communicator(world, watch=0 if side == "bare" else WATCH)
@@ -104,7 +104,7 @@ def work(task: dict) -> None:
             kept = nn.Checkpoints(Path(directory) / side)
             hooks = [KeepCheckpoints(kept, steps, None, side != "at once", Termination())]
         if side == "elastic":
-            hooks.append(Keeper(Mirrors(policy.buddy)))
+            hooks.append(StepTracker(PartnerCheckpoints(policy.buddy)))
             shadow = many.sync.undo_log
             shadow.keep = timed(shadow.keep, copying)
         for hook in hooks:

@@ -65,14 +65,14 @@ def _train(options: Options, parts: Parts, written: Callable[[], object], lock: 
 
         policy = recovery.Policy.parse(options.elastic)
 
-        def attempt(survivor):
-            return run(replace(options, out=lock.directory or options.out), parts, written, lock, survivor)
+        def attempt(elastic):
+            return run(replace(options, out=lock.directory or options.out), parts, written, lock, elastic)
 
-        return recovery.survive(policy, attempt, options.watch)
+        return recovery.run_elastic(policy, attempt, options.watch)
     return run(options, parts, written, lock)
 
 
-def run(options: Options, parts: Parts, written: Callable[[], object], lock: RunLock, survivor=None) -> dict:
+def run(options: Options, parts: Parts, written: Callable[[], object], lock: RunLock, elastic=None) -> dict:
     """A run on these ranks, from the first message between them to result.json.
 
     Parameters
@@ -81,19 +81,19 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
         As of `train`.
     lock : RunLock
         Of the run's directory, which rank 0 holds.
-    survivor : parallel.elastic.recovery.Survivor or None
+    elastic : parallel.elastic.recovery.ElasticContext or None
         Of a run that goes on where ranks die, and calls this again then.
     """
     started = time.perf_counter()
     data = parts.data
-    point, again = None, survivor is not None and survivor.again  # called again, as ranks have died
-    if survivor:
-        out, point = survivor.begin(options.out)
+    point, again = None, elastic is not None and elastic.again  # called again, as ranks have died
+    if elastic:
+        out, point = elastic.begin(options.out)
         options = replace(options, out=out)
-    world, options = ranks(options, lock, survivor)
-    if survivor and world is None:  # too many for the mesh
-        survivor.write_down(Path(options.out))
-        survivor.wait()
+    world, options = ranks(options, lock, elastic)
+    if elastic and world is None:  # too many for the mesh
+        elastic.open_sample_log(Path(options.out))
+        elastic.wait()
         written()
         return {}
     rank, size = (world.rank, world.size) if world else (0, 1)
@@ -116,7 +116,7 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
     schedule, schedule_hooks = factory.schedule(options, loaders.train)
 
     out = Path(options.out)
-    if not (again and (point or survivor.trained)):
+    if not (again and (point or elastic.trained)):
         introduce(options, parts, trainer, say)
     if options.find_lr:
         say(inspection.find_rate(trainer, loaders.train, loaders.validation, out, write=rank == 0))
@@ -125,7 +125,7 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
     how, metric = checkpoint_policy(options), factory.metric(data)
     kept = ShardedCheckpoints(out / "checkpoints", how["keep"], result_options(options))
     if again:
-        progress = go_on(trainer, kept, say, survivor, point, metric)
+        progress = go_on(trainer, kept, say, elastic, point, metric)
     else:
         progress = resume(options, trainer, kept, say)
     if progress and schedule:
@@ -139,7 +139,7 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
     if not again:
         say(f"writing to {out}/; a run that is stopped goes on with --resume {shlex.quote(str(out))}\n")
 
-    hooks = [survivor.keeper, survivor.write_down(out, trainer.steps, progress)] if survivor else []
+    hooks = [elastic.tracker, elastic.open_sample_log(out, trainer.steps, progress)] if elastic else []
     hooks += [Staleness()] if world else []
     hooks += [
         callbacks.ExpertLoad(),
@@ -149,9 +149,9 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
         *schedule_hooks,
     ]
     hooks += [TensorBoard(options.tensorboard)] if options.tensorboard else []
-    termination = survivor.termination if survivor else checkpoint_callback.Termination()
+    termination = elastic.termination if elastic else checkpoint_callback.Termination()
     keeper = checkpoint_callback.KeepCheckpoints(kept, options.checkpoint_steps, metric, how["background"], termination)
-    hooks += [keeper, survivor.keeper.end] if survivor else [keeper]
+    hooks += [keeper, elastic.tracker.end] if elastic else [keeper]
     if options.check_replicas and world:
         hooks.append(replica_checks(options.check_replicas))
     chooser = None
@@ -163,7 +163,7 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
     with termination, finishing(keeper):
         training = nn.fit(
             trainer,
-            survivor.ledger.loader(loaders.train, trainer) if survivor else loaders.train,
+            elastic.sample_log.loader(loaders.train, trainer) if elastic else loaders.train,
             options.epochs,
             hooks,
             loaders.validation,
@@ -172,8 +172,8 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
             options.accumulate,
             loaders.test,
         )
-    if survivor:
-        survivor.relax()
+    if elastic:
+        elastic.stop_loop_detection()
     if size > 1:
         trainer.check_replicas()
 
@@ -190,8 +190,8 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
         "parameters_sha256": trainer.digest(),
     }
     result |= trainer.bytes_sent()
-    if survivor:
-        result["elastic"] = survivor.facts()
+    if elastic:
+        result["elastic"] = elastic.summary()
     leave_network(options, parts, trainer, say)
     events = timeline.merge() if timeline else []
     alone = trainer.alone() if options.inspect else None  # every rank: sharded strategies gather here
@@ -233,10 +233,10 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
     written()
     if world:
         wait_for_writer(world, options.watch)
-    if survivor:  # not before: a rank that is stopped as it writes is killed, and another one writes
-        survivor.rest()
+    if elastic:  # not before: a rank that is stopped as it writes is killed, and another one writes
+        elastic.stop_heartbeat()
         if rank == 0:
-            survivor.close()
+            elastic.close()
     trainer.close()  # not after an error: it needs all ranks
     if world:  # MPI would free what is left at its end, in an order of each rank's own, and wait for ever
         world.release()
@@ -360,7 +360,7 @@ def describe(result: dict) -> str:
     return f"{score} after {epochs} epoch{'' if epochs == 1 else 's'}"
 
 
-def go_on(trainer: RunTrainer, kept: checkpoints.Checkpoints, say, survivor, point, metric: str | None) -> dict | None:
+def go_on(trainer: RunTrainer, kept: checkpoints.Checkpoints, say, elastic, point, metric: str | None) -> dict | None:
     """Take over what the members of a run have that others have died of; returns its progress.
 
     They go back to the last checkpoint where the best epoch's weights were lost with the rank that wrote them.
@@ -369,10 +369,10 @@ def go_on(trainer: RunTrainer, kept: checkpoints.Checkpoints, say, survivor, poi
         say(f"the weights of epoch {best}, the best so far, were lost with the rank that wrote them: trained again")
     elif point:
         trainer.load_state_dict(point.state())
-        say(f"{survivor.told()}, from step {trainer.steps}")
+        say(f"{elastic.describe()}, from step {trainer.steps}")
         return point.progress
     saved = any(not entry["named"] for entry in kept.entries())
-    say(f"{survivor.told()}, {'from the last checkpoint' if saved else 'from the beginning'}")
+    say(f"{elastic.describe()}, {'from the last checkpoint' if saved else 'from the beginning'}")
     return load(trainer, kept, say) if saved else None
 
 
@@ -395,11 +395,11 @@ def saved_epoch(kept: checkpoints.Checkpoints, name: str | None = None) -> int:
     return 0
 
 
-def ranks(options: Options, lock: RunLock, survivor=None):
+def ranks(options: Options, lock: RunLock, elastic=None):
     """Return a Communicator over all ranks, or None for one process that nothing launched; and the options there.
 
     Their `out` is a directory, the same on all ranks, and no other run's. Where ranks were lost, the mesh and the
-    servers are those of the ranks that are left. `lock`, `survivor` as of `run`.
+    servers are those of the ranks that are left. `lock`, `elastic` as of `run`.
     """
     if not launcher.inside():
         options = replace(options, out=options.out or default_directory(options))
@@ -407,13 +407,13 @@ def ranks(options: Options, lock: RunLock, survivor=None):
         return None, options
     from collectives.failures.launch_check import starting
 
-    if survivor:
-        if not survivor.again:
+    if elastic:
+        if not elastic.again:
             with starting(options.watch):
-                check_alike(survivor.members.root.allgather(settings(options)))
-            check_started(options, survivor.members.size)
-        root, train = survivor.members.root, survivor.members.root.size
-        if survivor.again and train < survivor.members.size:
+                check_alike(elastic.members.root.allgather(settings(options)))
+            check_started(options, elastic.members.size)
+        root, train = elastic.members.root, elastic.members.root.size
+        if elastic.again and train < elastic.members.size:
             train, mesh = axes.fitting(options, train)
             place = "workers" if train == 1 else options.server_place  # it is worker and server
             servers = min(options.servers, train - (place == "own"))
@@ -421,9 +421,9 @@ def ranks(options: Options, lock: RunLock, survivor=None):
         options = agreed_directory(options, root)
         if root.rank:
             lock.release()  # another rank is the first one now
-        known = root.allgather(survivor.held)
-        survivor.held = hold(options, lock, root, next(filter(None, known), ""))
-        return survivor.communicator(train, allreduce=options.allreduce, watch=options.watch), options
+        known = root.allgather(elastic.held)
+        elastic.held = hold(options, lock, root, next(filter(None, known), ""))
+        return elastic.communicator(train, allreduce=options.allreduce, watch=options.watch), options
     with starting(options.watch):
         world = communicator(options)
     check_started(options, world.size)

@@ -3,12 +3,12 @@
 | file | holds |
 |---|---|
 | policy.py | --elastic: what is done when a rank dies |
-| membership.py | the ranks of a run, as they come and go |
-| newcomers.py | processes that take the places of lost ranks |
-| recovery.py | the same run, begun again by those that live |
-| points.py, mirrors.py | where a run could go on; copies of shards, with a neighbour |
-| ledger.py | that every sample was trained exactly once |
-| heartbeat.py | ranks that are there and do nothing |
+| membership.py | the ranks of a run, as they leave and join |
+| replacements.py | processes that replace lost ranks |
+| recovery.py | the same run, started again by the ranks that live |
+| recovery_points.py, partner_checkpoints.py | steps from which a run can continue; copies of shards on a neighbour |
+| sample_log.py | a check that every sample was trained exactly once |
+| heartbeat.py | stall detection: ranks that are stopped, or in an endless loop |
 | supervisor.py | starting a run again from its last whole checkpoint |
-| chaos.py | blows at random moments, which a run is to survive |
+| chaos.py | faults at random moments, which a run must survive |
 """

@@ -1,4 +1,4 @@
-"""Ranks that are there and do nothing: stopped (SIGSTOP), or in an endless loop. MPI takes them for alive.
+"""Stall detection: find ranks that are stopped (SIGSTOP), or in an endless loop; MPI takes them for alive.
 
 While it trains, a thread of each rank touches a file of its own some times a second, and looks at those of the others.
 Whose file it finds untouched for too long is named; where it is on the same host it is killed, which is a death like
@@ -33,17 +33,17 @@ SLOWER = 10  # times the longest step so far: who takes that long is in a loop
 
 
 def born(pid: int | str) -> str:
-    """When a process of this host was started, in the system's ticks: its number may be another's later."""
+    """Return when a process of this host was started, in the system's ticks: its number may be another's later."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 
 def identity() -> str:
-    """Host, process and start of this process, as its file has them."""
+    """Return host, number and start of this process, as in its file."""
     return f"{socket.gethostname()} {os.getpid()} {born('self')}"
 
 
 class Stuck:
-    """Says whether a main thread is: it makes no step, and waits for nobody.
+    """Detects that a main thread makes no step, and waits for no other rank.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Stuck:
         self.limit, self.seen, self.since, self.longest = limit, None, 0.0, 0.0
 
     def look(self, now: float, progress: object, waits: bool) -> bool:
-        """Whether it is, as what it has done so far and the clock say."""
+        """Return whether it is stuck, by its progress and the clock."""
         if progress != self.seen:
             if self.seen is not None:
                 self.longest = max(self.longest, now - self.since)
@@ -66,7 +66,7 @@ class Stuck:
 
 
 class Heartbeat:
-    """The thread of one rank, and its file.
+    """The heartbeat thread of one rank, and its file.
 
     Parameters
     ----------
@@ -78,9 +78,9 @@ class Heartbeat:
     loop : float
         Seconds that its main thread may compute at least; 0 for ever.
     kill : bool
-        Or only say who it is.
+        Whether silent ranks are killed, and not only named.
     steps : callable () -> int
-        What this rank has trained.
+        The number of steps that this rank has trained.
     peers : mapping of int to str
         Number of each member -> its `identity`, as it told all others by MPI. Files that say something else are
         ignored.
@@ -107,7 +107,7 @@ class Heartbeat:
         self.thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """This rank trains: from now on it must not be silent."""
+        """Start the thread: this rank trains, and must not be silent from now on."""
         if self.silent:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_atomically(self.directory / str(self.number), self.identity)
@@ -115,7 +115,7 @@ class Heartbeat:
             self.thread.start()
 
     def stop(self) -> None:
-        """This rank trains no more, or begins anew."""
+        """Stop the thread: this rank trains no more, or starts again."""
         self.ended.set()
         if self.thread:
             self.thread.join(self.silent)  # its disk may hang
@@ -136,7 +136,7 @@ class Heartbeat:
                     self._look_at(path)
 
     def _touch(self) -> None:
-        """Touch this rank's file; write it again where another rank took this one for dead."""
+        """Touch this rank's file; write it again if another rank took this one for dead."""
         own = self.directory / str(self.number)
         try:
             os.utime(own)
@@ -145,7 +145,7 @@ class Heartbeat:
                 write_atomically(own, self.identity)
 
     def _look_at(self, path: Path) -> None:
-        """Kill another rank if it is silent; only name it where it is on another host, or to be waited for."""
+        """Kill another rank if it is silent; only name it if it is on another host, or to be waited for."""
         name = path.name
         try:
             touched, line = path.stat().st_mtime_ns, read_text(path, LONGEST)
@@ -183,7 +183,7 @@ class Heartbeat:
             say(f"heartbeat: rank {name} (process {pid} on {host}) has been silent for {silent:.1f} s: {done}{why}")
 
     def _look_at_main(self) -> None:
-        """Whether this rank's main thread is in an endless loop."""
+        """Kill this rank, or name it, if its main thread is in an endless loop."""
         calls = [found for reference in tuple(Calls.instances) if (found := reference())]
         progress = self.steps(), sum(each.collectives + each.others for each in calls)
         if not self.stuck.look(self.clock.now(), progress, any(each.current for each in calls)):
@@ -203,7 +203,7 @@ class Heartbeat:
 
 
 def say(line: str) -> None:
-    """Write a whole line, so that lines of several ranks do not mix; nothing where nobody listens any more."""
+    """Write a whole line, so that lines of several ranks do not mix; nothing if stderr is closed."""
     with suppress(OSError, ValueError):  # ValueError: stderr is closed
         sys.stderr.write(line + "\n")
         sys.stderr.flush()

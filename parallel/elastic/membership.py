@@ -1,4 +1,4 @@
-"""Who takes part in a run that survives: ranks that die are left out, or others take their places.
+"""The members of an elastic run: ranks that die are left out, or replaced.
 
 All members make the same calls. What they do together is an **attempt**: it ends in a vote (`agree`), of which all that
 live have one result, whatever has happened to whom. Where it says no, all leave what they were doing (every
@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from collectives.failures import revocation
 from collectives.progress import in_flight
-from parallel.elastic import newcomers
+from parallel.elastic import replacements
 from parallel.elastic.policy import Policy
 from parallel.launch import launcher
 
@@ -31,11 +31,11 @@ SEEN = 1.0  # seconds within which a death shows that has ended a call in anothe
 
 
 class TooFew(RuntimeError):
-    """Fewer ranks are left than the run goes on with."""
+    """Fewer ranks are left than the run continues with."""
 
 
 class Membership:
-    """The ranks of a run, as they come and go.
+    """The ranks of a run, as they leave and join.
 
     Parameters
     ----------
@@ -72,12 +72,12 @@ class Membership:
     # ------------------------------------------------------------------------------------------------- an attempt
 
     def work(self, ranks: int) -> MPI.Intracomm:
-        """A communicator of the first so many ranks to train on; COMM_NULL on others (collective)."""
+        """Return a communicator of the first ranks to train on; COMM_NULL on the others (collective)."""
         trains = self.root.rank < ranks
         return revocation.register(self.root.Split(0 if trains else MPI.UNDEFINED, self.root.rank))
 
     def died(self, error: BaseException) -> bool:
-        """Whether an exception is the consequence of a death."""
+        """Return whether an exception is the consequence of a death."""
         if revocation.is_rank_death(error):
             return True
         end = time.monotonic() + SEEN
@@ -90,7 +90,7 @@ class Membership:
         return False
 
     def agree(self, fine: bool) -> bool:
-        """Whether the attempt has gone well for all members, and all live (collective)."""
+        """Return whether the attempt has succeeded for all members, and all live (collective)."""
         if not fine:
             for queue in tuple(in_flight):
                 queue.abandon()
@@ -100,7 +100,7 @@ class Membership:
     # -------------------------------------------------------------------------------------------------- recovery
 
     def recover(self) -> None:
-        """Have members that live (collective over these).
+        """Replace the members by those that live (collective over these).
 
         Raises
         ------
@@ -130,30 +130,30 @@ class Membership:
         self.generation += 1
 
     def _refill(self, living: MPI.Intracomm, numbers: list[int]) -> MPI.Intracomm:
-        """Start a process for every member that is missing; those that live, and they (collective).
+        """Start a process for every missing member; return a communicator of these and the living (collective).
 
-        Where none can be started, those that live alone.
+        If none can be started, of the living alone.
         """
         missing = sorted(set(range(self.size)) - set(numbers))
         facts = self.size, self.generation + 1, [*self.lost, *missing], [*self.joined, *missing], threads()
-        come = newcomers.start(living, len(missing), self.size)
+        come = replacements.start(living, len(missing), self.size)
         if come is None:
             return living
         found = living
-        with newcomers.looking_at(come):
+        with replacements.watching(come):
             for place, number in enumerate(missing):
-                found = newcomers.take_in(found, come[place] if come else None)
+                found = replacements.accept(found, come[place] if come else None)
                 found.bcast((number, missing[place + 1 :], *facts), 0)
             return found.Split(0, self.number)
 
     def _join(self) -> None:
-        """This process takes the place of a lost one: the other half of `_refill`."""
-        with newcomers.parent_alive():
-            merged = newcomers.come_in()
+        """Join the members as a replacement of a lost one: the other half of `_refill`."""
+        with replacements.parent_alive():
+            merged = replacements.connect()
             self.number, others, self.size, self.generation, self.lost, self.joined, limit = merged.bcast(None, 0)
             threadpool_limits(limit)  # as those that live: bits depend on it
             for _ in others:
-                merged = newcomers.take_in(merged, None)
+                merged = replacements.accept(merged, None)
                 merged.bcast(None, 0)
             self.root, self.numbers = revocation.register(merged.Split(0, self.number)), list(range(self.size))
 
@@ -167,7 +167,7 @@ class Membership:
 
 
 def agree(comm: MPI.Intracomm, fine: bool) -> bool:
-    """One answer for all ranks of a communicator that live: whether all are fine, and none has died."""
+    """Return, alike on all living ranks of a communicator, whether all are fine and none has died."""
     try:
         return bool(comm.Agree(int(fine)))
     except MPI.Exception:
@@ -175,10 +175,10 @@ def agree(comm: MPI.Intracomm, fine: bool) -> bool:
 
 
 def threads() -> int:
-    """With how many threads BLAS works here."""
+    """Return the number of BLAS threads."""
     return max((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"), default=1)
 
 
 def count(ranks: int) -> str:
-    """So many ranks, in words."""
+    """Return a number of ranks in words."""
     return f"{ranks} rank{'s' * (ranks != 1)}"

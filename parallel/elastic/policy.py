@@ -28,7 +28,7 @@ KILLED = 2  # times as long as a rank may be silent: by then it has been killed,
 
 @dataclass(frozen=True)
 class Policy(Keys):
-    """How a run survives.
+    """How an elastic run survives.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Policy(Keys):
     kind: str = key("shrink", "one of KINDS")
 
     def patience(self, watch: float) -> float:
-        """Seconds that ranks may wait for each other (0: for ever), where the user gives them `watch`.
+        """Return the seconds that ranks may wait for each other (0: for ever), given the user's `watch`.
 
         A rank that is stopped is the heartbeat's business first: the others go on without it.
         """
@@ -61,12 +61,12 @@ class Policy(Keys):
 
     @classmethod
     def parse(cls, text: str) -> Policy:
-        """Of --elastic.
+        """Parse the value of --elastic.
 
         Raises
         ------
         ValueError
-            What there is not; fewer ranks than one.
+            Unknown kinds or keys; values out of range.
         """
         from nn import option_strings  # and with it NumPy, which --help does without
 

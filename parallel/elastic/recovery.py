@@ -1,8 +1,8 @@
-"""Runs of which ranks may die: the same training, begun again by those that live, from where they were.
+"""Runs whose ranks may die: the ranks that live start the same training again, from the latest step.
 
-A run is a function of a `Survivor`, from a communicator to result.json. Where a rank dies it is called again: it makes
-a communicator of the members, a trainer, loaders that deal the samples anew, and goes on from the latest `Point` that
-a member has. So whatever strategy can take over a state can survive, and none knows of it.
+A run is a function of an `ElasticContext`, from a communicator to result.json. When a rank dies it is called again: it
+makes a communicator of the members, a trainer, loaders that distribute the samples again, and continues from the latest
+`RecoveryPoint` of any member. So every strategy that can load a state survives, without code of its own.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.failures.job_end import HANGING, abort, rank_of_world
 from nn.training.checkpoint_callback import Terminated, Termination
-from parallel.elastic import points
+from parallel.elastic import recovery_points
 from parallel.elastic.heartbeat import Heartbeat, identity
-from parallel.elastic.ledger import Ledger, Place
 from parallel.elastic.membership import Membership, count
-from parallel.elastic.mirrors import Mirrors
-from parallel.elastic.points import Keeper, Point
+from parallel.elastic.partner_checkpoints import PartnerCheckpoints
 from parallel.elastic.policy import Policy
+from parallel.elastic.recovery_points import RecoveryPoint, StepTracker
+from parallel.elastic.sample_log import Place, SampleLog
 from parallel.launch import launcher
 
-AGAIN = 10  # recoveries at most, without that training goes on from a later step
-IDLE = 0.05  # seconds between two looks of a member that is one too many
+AGAIN = 10  # recoveries at most from one step
+IDLE = 0.05  # seconds between two looks of a member that waits
 DONE = 913  # tag with which it is told that the others are done
 Result = TypeVar("Result")
-current: Survivor | None = None  # of this process, for whoever ends it
+current: ElasticContext | None = None  # of this process, for whoever ends it
 
 
-class TooOften(RuntimeError):
-    """Ranks die again and again, and training comes no further."""
+class TooManyDeaths(RuntimeError):
+    """Ranks die again and again, and training makes no progress."""
 
 
-class Survivor:
-    """What lasts from one attempt to the next.
+class ElasticContext:
+    """The state that lasts from one attempt to the next.
 
     Parameters
     ----------
@@ -52,8 +52,8 @@ class Survivor:
     Attributes
     ----------
     members : Membership
-    keeper, ledger : callbacks of `nn.fit`
-        The keeper is the first; `ledger` is there when it is known where the run is kept.
+    tracker, sample_log : callbacks of `nn.fit`
+        The tracker is the first; the sample log is there once the directory of the run is known.
     trained : bool
         Whether all steps were made, and what follows is to be done again, from the last checkpoint.
     recoveries : list of float
@@ -62,7 +62,7 @@ class Survivor:
 
     def __init__(self, policy: Policy, joins: bool = False):
         self.members = Membership(policy, joins)
-        self.keeper, self.ledger, self.trained = Keeper(Mirrors(policy.buddy)), None, False
+        self.tracker, self.sample_log, self.trained = StepTracker(PartnerCheckpoints(policy.buddy)), None, False
         self.recoveries: list[float] = []
         self.noticed = 0.0
         self.termination = Termination()  # who was asked to end, and recovers first, still is
@@ -74,15 +74,15 @@ class Survivor:
 
     @property
     def again(self) -> bool:
-        """Whether this is not the first attempt."""
+        """Return whether this is not the first attempt."""
         return self.members.generation > 0
 
-    def begin(self, out: str | None) -> tuple[str | None, Point | None]:
-        """An attempt begins: (the directory of the run, the point to go on from) as all have them (collective).
+    def begin(self, out: str | None) -> tuple[str | None, RecoveryPoint | None]:
+        """Start an attempt; return (directory of the run, recovery point), alike on all members (collective).
 
         Raises
         ------
-        TooOften
+        TooManyDeaths
             On all members.
         """
         root = self.members.root
@@ -92,24 +92,24 @@ class Survivor:
             self.tried = step, times + 1
             if times >= AGAIN:
                 since = f"training went on from step {step}" if step >= 0 else "the beginning"
-                raise TooOften(
+                raise TooManyDeaths(
                     f"ranks have died {times + 1} times since {since}, and it came no further: given up; mend what "
                     f"they died of, as said above, and continue with --resume {out}"
                 )
-        point, self.trained = points.share(root, self.keeper) if self.again else (None, False)
-        self.retired = self.keeper.training  # messages of the last attempt may still come into its memory
-        self.keeper.begin(self.members.generation, point, self._trains)
+        point, self.trained = recovery_points.share(root, self.tracker) if self.again else (None, False)
+        self.retired = self.tracker.training  # messages of the last attempt may still come into its memory
+        self.tracker.begin(self.members.generation, point, self._trains)
         return out, point
 
     def _trains(self) -> None:
         policy = self.members.policy
         self.heart = Heartbeat(
-            self.ledger.directory.with_name("beats"),
+            self.sample_log.directory.with_name("beats"),
             self.members.number,
             policy.heartbeat,
             policy.loop,
             policy.silent == "kill",
-            lambda: self.keeper.training.trainer.steps,
+            lambda: self.tracker.training.trainer.steps,
             self.identities,
         )
         self.heart.start()
@@ -118,7 +118,7 @@ class Survivor:
             self.noticed = 0.0
 
     def communicator(self, ranks: int, **settings) -> Communicator | None:
-        """Of the first so many members; None on the others, which wait for a death (collective).
+        """Return a communicator of the first members; None on the others, which wait for a death (collective).
 
         By messages: a collective in memory that ranks share can be half made.
         """
@@ -130,7 +130,7 @@ class Survivor:
             return Communicator(comm, memory=False, **settings) if comm != MPI.COMM_NULL else None
 
     def wait(self) -> None:
-        """This member is one too many: return when the others are done; MPI's exception, where one dies.
+        """Wait, as a member too many, until the others are done; raise MPI's exception if one dies.
 
         Raises
         ------
@@ -146,44 +146,44 @@ class Survivor:
                 time.sleep(IDLE)
         root.Recv(bytearray(0), 0, DONE)
 
-    def write_down(self, out: Path, step: int = 0, progress: dict | None = None) -> Ledger:
-        """The ledger of this attempt, which goes on from there, as the first member knows (collective)."""
+    def open_sample_log(self, out: Path, step: int = 0, progress: dict | None = None) -> SampleLog:
+        """Return the sample log of this attempt, which continues at the first member's step (collective)."""
         told = progress or {}
         place: Place = told.get("epoch", 0), told.get("batch", 0)
         root = self.members.root
-        if self.ledger is None:
-            self.ledger = Ledger(out / "ledger", self.members.number)
-        known = root.allgather(self.ledger.known)
+        if self.sample_log is None:
+            self.sample_log = SampleLog(out / "ledger", self.members.number)
+        known = root.allgather(self.sample_log.known)
         if not any(begun for begun, *_ in known):  # nobody goes on from what may be there, of a run that was killed
             if root.rank == 0:
-                self.ledger.close()
+                self.sample_log.close()
             root.Barrier()
         step, place = root.bcast((step, place))
         if self.again and step > self.tried[0]:
             self.tried = step, 0
-        self.ledger.begin(step, place, known)
-        return self.ledger
+        self.sample_log.begin(step, place, known)
+        return self.sample_log
 
-    def relax(self) -> None:
-        """No more is trained: who makes no step now is in no loop."""
+    def stop_loop_detection(self) -> None:
+        """Stop looking for endless loops: training is over, so no rank makes steps."""
         if self.heart:
             self.heart.stuck.limit = 0
 
-    def rest(self) -> None:
-        """Nobody waits for another one from now on, or it begins anew."""
+    def stop_heartbeat(self) -> None:
+        """Stop the heartbeat: no rank waits for another one from now on, or a new attempt starts."""
         if self.heart:
             self.heart.stop()
             self.heart = None
 
     def close(self) -> None:
-        """All is written: on the first rank, tell who waits, and remove what was for the others."""
+        """Tell the members that wait, and remove the files for other members; all is written (on the first rank)."""
         for rank in self.idle:
             self.members.root.Send(bytearray(0), rank, DONE)
-        self.ledger.close()
-        shutil.rmtree(self.ledger.directory.with_name("beats"), ignore_errors=True)
+        self.sample_log.close()
+        shutil.rmtree(self.sample_log.directory.with_name("beats"), ignore_errors=True)
 
-    def told(self) -> str:
-        """Who was lost, who goes on, in words."""
+    def describe(self) -> str:
+        """Return which ranks were lost and which continue, in words."""
         members, after = self.members, f" after {time.monotonic() - self.noticed:.2f} s" * bool(self.noticed)
         lost = f"lost so far: rank {', '.join(map(str, members.lost))}"
         ranks = members.root.size - len(self.idle)
@@ -192,20 +192,20 @@ class Survivor:
         came = f"; {count(len(members.joined))} came in their place" * bool(members.joined)
         return f"{lost}{came}; {count(ranks)} {goes} on{waiting}{after}"
 
-    def facts(self) -> dict:
-        """For result.json."""
-        members, ledger = self.members, self.ledger
+    def summary(self) -> dict:
+        """Return the entry of result.json."""
+        members, log = self.members, self.sample_log
         return {
             "lost": members.lost,
             "joined": members.joined,
             "recovery_seconds": self.recoveries,
-            "ledger": {"epochs": len(ledger.checked), "samples": sum(ledger.checked.values())},
+            "ledger": {"epochs": len(log.checked), "samples": sum(log.checked.values())},
         }
 
 
 @contextmanager
 def bounded(limit: float, what: str) -> Iterator[None]:
-    """In this block members do that together; where it takes more than so many seconds (0: ever), all ranks end."""
+    """End all ranks if this block takes longer than `limit` seconds (0: never)."""
     said = f"{rank_of_world()}: has waited {limit:g} s for others {what}: stopped, busy, or in a loop"
     timer = threading.Timer(limit, abort, (HANGING, said))
     timer.daemon = True
@@ -217,8 +217,8 @@ def bounded(limit: float, what: str) -> Iterator[None]:
         timer.cancel()
 
 
-def survive(policy: Policy, run: Callable[[Survivor], Result], limit: float) -> Result:
-    """What `run` returns where it has gone well on all members at last; `limit` as of `bounded`.
+def run_elastic(policy: Policy, run: Callable[[ElasticContext], Result], limit: float) -> Result:
+    """Call `run` again after each death, until all members have succeeded; return its result. `limit`: see `bounded`.
 
     Raises
     ------
@@ -226,19 +226,19 @@ def survive(policy: Policy, run: Callable[[Survivor], Result], limit: float) -> 
         Fewer ranks are left than the policy asks for.
     """
     global current
-    survivor = current = Survivor(policy, launcher.joins())
-    members, result = survivor.members, None
+    elastic = current = ElasticContext(policy, launcher.joins())
+    members, result = elastic.members, None
     while True:
         try:
-            result, fine = run(survivor), True
+            result, fine = run(elastic), True
         except Exception as error:
             if not members.died(error):
                 raise
             fine = False
-        survivor.noticed = time.monotonic()
-        survivor.relax()
+        elastic.noticed = time.monotonic()
+        elastic.stop_loop_detection()
         with bounded(limit, "to agree that ranks have died, or to take their places"):
             if members.agree(fine):
                 return result
             members.recover()
-        survivor.rest()
+        elastic.stop_heartbeat()

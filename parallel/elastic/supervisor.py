@@ -31,7 +31,7 @@ GRACE = 30.0  # seconds that a run has to save and end, when it is asked to
 
 
 def value_of(command: Sequence[str], flag: str) -> str | None:
-    """The value of a flag in a command: the last one counts, as for argparse, and --no-out takes it back."""
+    """Return the value of a flag in a command: the last one counts, as for argparse, and --no-out takes it back."""
     value, words = None, iter(command)
     for word in words:
         if word == flag:
@@ -44,13 +44,13 @@ def value_of(command: Sequence[str], flag: str) -> str | None:
 
 
 def directory_of(command: Sequence[str]) -> Path | None:
-    """The directory of the run that a command makes: what follows --out, else --resume."""
+    """Return the directory of the run that a command makes: what follows --out, else --resume."""
     value = value_of(command, "--out") or value_of(command, "--resume")
     return Path(os.path.expanduser(value)) if value else None  # as the run reads it
 
 
 def last_step(directory: Path) -> int:
-    """The step of the last checkpoint of a run; -1 where there is none, or none that can be read."""
+    """Return the step of the last checkpoint of a run; -1 if there is none, or none that can be read."""
     try:
         steps = [entry["file"] for entry in Checkpoints(directory / "checkpoints").entries() if not entry["named"]]
     except CheckpointError:
@@ -118,7 +118,7 @@ def run_with_restarts(
 
 
 def programs(command: Sequence[str]) -> list[list[str]]:
-    """The parts of a command between colons."""
+    """Return the parts of a command between colons."""
     found: list[list[str]] = [[]]
     for word in command:
         if word == ":":
@@ -169,7 +169,7 @@ class Supervisor:
         self.asked = 0  # the signal that asks for the end
 
     def run(self) -> int:
-        """The exit status of the last try; 128 and the number of a signal that ended the supervisor."""
+        """Return the exit status of the last try, or 128 plus the number of a signal that ended the supervisor."""
         failed, pause = 0, self.pause
         with self._signals(), self._kept():
             while True:
@@ -194,7 +194,7 @@ class Supervisor:
                 pause = min(2 * pause, LONGEST)
 
     def _result(self) -> int:
-        """When the run has written its result; 0 where it has not."""
+        """Return when the run has written its result; 0 if it has not."""
         path = self.directory / "result.json"
         return path.stat().st_mtime_ns if path.exists() else 0
 
@@ -223,7 +223,7 @@ class Supervisor:
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
-        """Where this process is killed, what it has started ends: another one may be about to continue the run."""
+        """End the processes of this block if this process is killed: another one may be about to continue the run."""
         keeper = processes.start_keeper(self.name, variable=SUPERVISED)
         try:
             yield
@@ -232,7 +232,7 @@ class Supervisor:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM go to the run, which saves and ends, and nothing is started after it.
+        """Pass SIGINT and SIGTERM to the run, which saves and ends; start nothing after it.
 
         SIGHUP, of a terminal that is closed, does as SIGTERM, unless it is ignored (nohup).
         """
@@ -257,7 +257,7 @@ class Supervisor:
 
 
 def ended(status: int) -> str:
-    """How a run has ended, in words."""
+    """Return how a run has ended, in words."""
     if status == LOST:
         return "the run ended without a result"
     if status > 128:

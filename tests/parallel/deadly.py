@@ -46,7 +46,7 @@ def come_to(place):
                 open(was, "w").close()
                 what = what.removesuffix(", once")
             if what == "dies two steps later":  # of a thread that writes
-                trainer = recovery.current.keeper.training.trainer
+                trainer = recovery.current.tracker.training.trainer
                 end = trainer.steps + 2
                 while trainer.steps < end:
                     time.sleep(0.001)
@@ -114,9 +114,9 @@ if launcher.inside():
     joining("before it says so")
     from nn.training import callbacks, checkpoints
     from parallel.command import training_run
-    from parallel.elastic import newcomers, recovery
+    from parallel.elastic import replacements, recovery
     from parallel.trainer import DistributedTrainer
-    before(recovery.Survivor, "communicator", "start")
+    before(recovery.ElasticContext, "communicator", "start")
     before(DistributedTrainer, "compute_gradients", lambda trainer: f"step {{trainer.steps}}")
     before(DistributedTrainer, "read", lambda trainer: f"sum of step {{trainer.steps}}")
     before(DistributedTrainer, "update", lambda trainer: f"update of step {{trainer.steps}}")
@@ -130,7 +130,7 @@ if launcher.inside():
     before(recovery.Membership, "agree", "agreement")
     before(recovery.Membership, "recover", "recovery")
     before(recovery.Membership, "_refill", "others are brought in")
-    before(recovery.points, "share", "state")
+    before(recovery.recovery_points, "share", "state")
     if launcher.joins():
         class Parent(MPI.Intercomm):
             def Send(self, *args):
@@ -145,19 +145,19 @@ if launcher.inside():
                 Get_parent = staticmethod(lambda: Parent(MPI.Comm.Get_parent()))
             def __getattr__(self, name):
                 return getattr(MPI, name)
-        newcomers.MPI, come_in = Library(), newcomers.come_in
+        replacements.MPI, connect = Library(), replacements.connect
         def has_come():
-            merged = come_in()
+            merged = connect()
             joining("after it was taken in")
             return merged
-        newcomers.come_in = has_come
+        replacements.connect = has_come
     from parallel.sync import node_memory
     node_memory.Block.update = tearing(node_memory.Block.update)
     if "KEEPS_NOTHING" in os.environ:
         node_memory.UndoLog.keep = lambda *_: None
     recovery.AGAIN = int(os.environ.get("AGAIN", recovery.AGAIN))
     if "SKEW" in os.environ:
-        recovery.points.share = wrong(recovery.points.share)
+        recovery.recovery_points.share = wrong(recovery.recovery_points.share)
 sys.exit(main.main())
 """
 

@@ -26,9 +26,9 @@ from parallel.command.main import TERMINATED, without_banners
 from parallel.command.parsing import parse
 from parallel.elastic.chaos import Chaos, result
 from parallel.elastic.heartbeat import Heartbeat, Stuck, born
-from parallel.elastic.ledger import Ledger, LedgerError
-from parallel.elastic.mirrors import Mirrors
+from parallel.elastic.partner_checkpoints import PartnerCheckpoints
 from parallel.elastic.policy import Policy, check_ranks
+from parallel.elastic.sample_log import SampleLog, SampleLogError
 from parallel.elastic.supervisor import RESTARTS
 from parallel.launch import launcher
 from parallel.settings import OptionError
@@ -187,17 +187,17 @@ def test_copies_make_the_state_whole(comm):
     for make in (ZeRO1, ZeRO2, FullyShardedDataParallel):
         network = nn.Network(nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)), (7,))
         parts = network, nn.CrossEntropyLoss(), nn.Adam(0.01)
-        trainer, mirrors = make(*parts, communicator, unit_bytes=64), Mirrors(1)
+        trainer, partners = make(*parts, communicator, unit_bytes=64), PartnerCheckpoints(1)
         rng = np.random.default_rng(0)
         for step in range(3):
             x, y = rng.normal(size=(12, 7)).astype("f4"), rng.integers(0, 3, 12)
             trainer.step(x[comm.rank :: 3], y[comm.rank :: 3], 12)
-            mirrors.take(nn.Training(trainer, None, 1), {"batch": step + 1}, 0)
+            partners.copy(nn.Training(trainer, None, 1), {"batch": step + 1}, 0)
         want = communicator.bcast(trainer.state_dict())
-        assert [copy.key for copy in mirrors.copies] == [(2, 0), (3, 0)]
+        assert [copy.key for copy in partners.copies] == [(2, 0), (3, 0)]
         for lost in range(3):
             living = comm.Split(comm.rank == lost, comm.rank)
-            found = mirrors.whole(living)
+            found = partners.latest(living)
             if comm.rank == lost:
                 assert found is None, "a part is missing"
             else:
@@ -470,7 +470,7 @@ def lines(ledger, *parts):
 
 
 def test_the_ledger_counts_every_sample_once(tmp_path):
-    first, second = Ledger(tmp_path / "ledger", 0), Ledger(tmp_path / "ledger", 1)
+    first, second = SampleLog(tmp_path / "ledger", 0), SampleLog(tmp_path / "ledger", 1)
     for ledger in (first, second):
         ledger.begin(0, (0, 0))
     lines(first, (0, 0, 0, 2), (0, 1, 4, 6), (0, 2, 8, 10))
@@ -487,17 +487,17 @@ def test_the_ledger_counts_every_sample_once(tmp_path):
 
 def test_who_goes_back_into_an_epoch_that_was_checked_finds_its_lines_gone(tmp_path):
     """Copies of parts may be older than an epoch is long: twice, and with another process in a place."""
-    first = Ledger(tmp_path, 0)
+    first = SampleLog(tmp_path, 0)
     first.begin(0, (0, 0))
     for epoch in range(3):
         lines(first, *((epoch, 2 * epoch + batch, 4 * batch, 4 * batch + 4) for batch in range(2)))
         first.checked[epoch + 1] = first.check(epoch, 4, 8)
-    joins = Ledger(tmp_path, 1)
+    joins = SampleLog(tmp_path, 1)
     joins.begin(3, (1, 1), [first.known])
     lines(joins, (1, 3, 4, 8))
     assert joins.checked == {1: 8}
     joins.begin(3, (1, 1), [joins.known])
-    with pytest.raises(LedgerError, match=r"4 samples .* 4 \(0 times\)"):
+    with pytest.raises(SampleLogError, match=r"4 samples .* 4 \(0 times\)"):
         joins.check(1, 4, 8)
     lines(joins, (1, 3, 4, 8), (2, 4, 0, 4), (2, 5, 4, 8))
     assert joins.check(1, 4, 8) == 8 and joins.check(2, 4, 8) == 8
@@ -511,10 +511,10 @@ def test_who_goes_back_into_an_epoch_that_was_checked_finds_its_lines_gone(tmp_p
     ],
 )
 def test_control_the_ledger_finds_what_is_wrong(tmp_path, part, said):
-    ledger = Ledger(tmp_path, 0)
+    ledger = SampleLog(tmp_path, 0)
     ledger.begin(0, (0, 0))
     lines(ledger, (0, 0, 0, 4), part)
-    with pytest.raises(LedgerError, match=re.escape(said)):
+    with pytest.raises(SampleLogError, match=re.escape(said)):
         ledger.check(0, 4, 8)
 
 
@@ -543,7 +543,7 @@ def test_only_a_process_of_the_job_is_killed(tmp_path, capsys):
 
 def test_a_full_disk_is_named(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ledger, heart = Ledger(tmp_path / "ledger", 3), Heartbeat(tmp_path / "beats", 3, 9.0, 0, False, lambda: 0, {})
+    ledger, heart = SampleLog(tmp_path / "ledger", 3), Heartbeat(tmp_path / "beats", 3, 9.0, 0, False, lambda: 0, {})
     ledger.begin(0, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (40, hard))  # a file can grow no larger
     try:
@@ -559,15 +559,15 @@ def test_a_full_disk_is_named(tmp_path):
 
 
 def test_a_continued_run_answers_for_what_it_has_trained(tmp_path):
-    ledger = Ledger(tmp_path, 0)
+    ledger = SampleLog(tmp_path, 0)
     ledger.begin(7, (2, 1))
     lines(ledger, (2, 7, 4, 8), (2, 8, 8, 9))
     assert ledger.check(2, 4, 9) == 5
     lines(ledger, (3, 9, 0, 4))
-    joins = Ledger(tmp_path, 1)
+    joins = SampleLog(tmp_path, 1)
     joins.begin(9, (3, 0), [ledger.known])  # back to before it
     assert (joins.begun, joins.start) == ([7, 9], (2, 1))
-    with pytest.raises(LedgerError, match="9 samples"):
+    with pytest.raises(SampleLogError, match="9 samples"):
         joins.check(3, 4, 9)
 
 

@@ -11,7 +11,7 @@ from collectives import Communicator
 from parallel import ExpertParallel, Pipeline, TensorParallel
 from parallel.command.parsing import parse
 from parallel.elastic.chaos import result
-from parallel.elastic.mirrors import Mirrors, Part
+from parallel.elastic.partner_checkpoints import Part, PartnerCheckpoints
 from parallel.settings import OptionError
 from parallel.state.fragments import Fragment
 from parallel.strategies.axes import fitting
@@ -127,14 +127,14 @@ def test_copies_make_the_state_of_a_mesh_whole(comm):
         layers = nn.Linear(6, 8), nn.ReLU(), middle, nn.ReLU(), nn.Linear(8, 4)
         network = nn.Network(nn.Sequential(*layers), (6,))
         trainer = make(network, nn.CrossEntropyLoss(), nn.Adam(0.01), communicator, **arguments)
-        mirrors, (index, count) = Mirrors(1), trainer.shard
+        partners, (index, count) = PartnerCheckpoints(1), trainer.shard
         for step in range(3):
             trainer.step(x[index::count], y[index::count], 8)
-            mirrors.take(nn.Training(trainer, None, 1), {"batch": step + 1}, 0)
+            partners.copy(nn.Training(trainer, None, 1), {"batch": step + 1}, 0)
         want = communicator.bcast(trainer.state_dict())
         for lost in range(4):
             living = comm.Split(comm.rank == lost, comm.rank)
-            found = mirrors.whole(living)
+            found = partners.latest(living)
             if comm.rank != lost:
                 whole = living.bcast(found.state())
                 assert found.step == 3 and whole.keys() == want.keys()

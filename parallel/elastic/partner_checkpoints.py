@@ -1,4 +1,4 @@
-"""Copies of what each rank alone has, with a neighbour: sharded state survives the loss of any rank.
+"""Partner checkpoints: each rank's part of the state is copied to a neighbour, and survives the loss of any rank.
 
 Every so many steps each rank copies its fragments of the state, those that it would write into a checkpoint, and gives
 the next rank a copy: shards, stages, parts of tensors, a server's slice. Where ranks die, all go back to the last
@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
     @classmethod
     def of(cls, fragments: Iterable[Fragment]) -> Part:
-        """A copy of some."""
+        """Copy some fragments."""
         kinds, arrays = [], []
         for each in fragments:
             shape = each.array.shape if each.shape is None else each.shape
@@ -46,7 +46,7 @@ class Part(NamedTuple):
         return cls(kinds, np.concatenate(arrays) if arrays else np.empty(0, np.uint8))
 
     def fragments(self) -> Iterator[Fragment]:
-        """As they were."""
+        """Return the fragments."""
         at = 0
         for each, elements in self.kinds:
             end = at + elements * each.array.itemsize
@@ -54,8 +54,8 @@ class Part(NamedTuple):
             at = end
 
 
-class Copy(NamedTuple):
-    """What two ranks had after a step.
+class PartnerCheckpoint(NamedTuple):
+    """The parts of two ranks after a step.
 
     Attributes
     ----------
@@ -76,12 +76,12 @@ class Copy(NamedTuple):
 
     @property
     def holds(self) -> dict[int, Part]:
-        """Whose parts are here."""
+        """Return the parts that are here, by rank."""
         return {(self.rank - 1) % self.ranks: self.before, self.rank: self.mine}
 
 
-class Mirrors:
-    """The copies that this rank has.
+class PartnerCheckpoints:
+    """The partner checkpoints that this rank has.
 
     Parameters
     ----------
@@ -91,10 +91,10 @@ class Mirrors:
 
     def __init__(self, every: int):
         self.every = every
-        self.copies: list[Copy] = []
+        self.copies: list[PartnerCheckpoint] = []
 
-    def take(self, training: Training, progress: dict, generation: int) -> None:
-        """Copy what every rank has now (collective)."""
+    def copy(self, training: Training, progress: dict, generation: int) -> None:
+        """Copy the parts of all ranks to their neighbours (collective)."""
         trainer = training.trainer
         communicator = trainer.communicator
         rank, ranks = communicator.rank, communicator.size
@@ -105,10 +105,13 @@ class Mirrors:
         kinds = known.before.kinds if known else communicator.sendrecv(mine.kinds, after, source=first)
         before = Part(kinds, np.empty(sum(size * each.array.itemsize for each, size in kinds), np.uint8))
         communicator.Sendrecv(mine.data, after, 0, before.data, first, 0)
-        self.copies = [*self.copies, Copy((trainer.steps, generation), rank, ranks, mine, before, progress)][-KEPT:]
+        self.copies = [
+            *self.copies,
+            PartnerCheckpoint((trainer.steps, generation), rank, ranks, mine, before, progress),
+        ][-KEPT:]
 
-    def whole(self, comm: MPI.Intracomm) -> Copies | None:
-        """The latest copies of which every rank's part is there; None if there are none (collective)."""
+    def latest(self, comm: MPI.Intracomm) -> RestoredState | None:
+        """Return the latest state of which every part is left; None if there is none (collective)."""
         told = comm.allgather([(copy.key, copy.ranks, list(copy.holds)) for copy in self.copies])
         holders: dict[tuple, dict[int, int]] = {}
         sizes = {}
@@ -133,16 +136,16 @@ class Mirrors:
                     comm.send((part.kinds, part.data.size), 0)
                     comm.Send(part.data, 0)
                 parts.append(part)
-        return Copies(key[0], progress, parts if comm.rank == 0 else [])
+        return RestoredState(key[0], progress, parts if comm.rank == 0 else [])
 
 
-class Copies(NamedTuple):
-    """All parts of a state after a step: on the first rank; elsewhere none."""
+class RestoredState(NamedTuple):
+    """All parts of a state after a step, on the first rank; none on the others."""
 
     step: int
     progress: dict
     parts: list[Part]
 
     def state(self) -> dict[str, np.ndarray]:
-        """The state, as any trainer loads it from its first rank."""
+        """Return the state, as any trainer loads it from its first rank."""
         return dict(GatheredFragments(part.fragments() for part in self.parts))

@@ -1,4 +1,4 @@
-"""Processes that take the places of lost ranks: one rank starts them, all take them in.
+"""Replacement ranks: one rank starts them, and all accept them.
 
 MPI_Comm_spawn waits for a process that dies before MPI_Init, in a call that nothing ends; called by all members it
 would hold all. So the first member alone calls it, in a thread that may be left behind, and sees by a pipe whether the
@@ -6,12 +6,11 @@ process lives: that holds one end of it open from its first moment to its last, 
 does.
 
     started      the process holds its end of the pipe
-    come         it has told the first member so (MPI_Comm_spawn)
-    taken in     there is a communicator of it and all members (MPI_Comm_accept, MPI_Comm_connect)
+    come         it has sent the first member a message (MPI_Comm_spawn)
+    accepted     there is a communicator of it and all members (MPI_Comm_accept, MPI_Comm_connect)
 
-Where it dies before it has come another one is started, and nobody else hears of it. To be taken in takes
-milliseconds; if it dies in these, MPI fails, or waits for it until the job is ended, and begun again from its last
-checkpoint.
+If it dies before it has come, another one is started, and the other members do not notice. Accepting it takes
+milliseconds; if it dies then, MPI fails, or waits until the job is ended, and started again from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ END = 9  # descriptor of the process's end of the pipe
 SHELL = f'exec {END}>"$0" && echo >&{END} && exec "$@"'
 
 
-class Newcomer:
-    """A process that was started, as the first member sees it.
+class Replacement:
+    """A process that replaces a lost rank, as the first member sees it.
 
     Parameters
     ----------
@@ -61,7 +60,7 @@ class Newcomer:
         self.size, self.between, self.gone = size, None, threading.Event()
         self.ours, self.theirs = os.pipe()
         self.began = time.monotonic()
-        self.thread = threading.Thread(target=self._connect, name="newcomer", daemon=True)
+        self.thread = threading.Thread(target=self._connect, name="replacement", daemon=True)
         self.thread.start()
 
     def _connect(self) -> None:
@@ -85,7 +84,7 @@ class Newcomer:
             pass
 
     def failed(self) -> bool:
-        """Whether it will not come any more, or has gone again."""
+        """Return whether it cannot come any more, or has ended."""
         while not self.gone.is_set() and select.select([self.ours], [], [], 0)[0]:
             if os.read(self.ours, 1):
                 os.close(self.theirs)  # the process has opened it, too
@@ -96,15 +95,15 @@ class Newcomer:
         return self.gone.is_set() or (not self.between and (late or not self.thread.is_alive()))
 
     def close(self) -> None:
-        """Look at it no more: if it has not been taken in it sees that, and ends."""
+        """Stop watching it: if it has not been accepted it sees that, and ends."""
         self.gone.set()
         for end in (self.ours, self.theirs):
             if end is not None:
                 os.close(end)
 
 
-def start(comm: MPI.Intracomm, places: int, size: int) -> list[Newcomer] | None:
-    """As many processes as there are places, on the first rank; None where they cannot be started (collective).
+def start(comm: MPI.Intracomm, places: int, size: int) -> list[Replacement] | None:
+    """Start processes for the lost ranks; return them on the first rank, None if they cannot be started (collective).
 
     On the other ranks an empty list: they leave the cores to the processes meanwhile.
 
@@ -119,7 +118,7 @@ def start(comm: MPI.Intracomm, places: int, size: int) -> list[Newcomer] | None:
         while not request.Test():
             time.sleep(PAUSE)
         return [] if told[0] else None
-    come, left = [Newcomer(size) for _ in range(places)], TRIES * places
+    come, left = [Replacement(size) for _ in range(places)], TRIES * places
     try:
         while left >= places and not all(each.between for each in come):
             comm.Iprobe(MPI.ANY_SOURCE, COME)  # raises where a member has died
@@ -127,7 +126,7 @@ def start(comm: MPI.Intracomm, places: int, size: int) -> list[Newcomer] | None:
                 if each.failed():
                     each.close()
                     left -= 1
-                    come[place] = Newcomer(size)
+                    come[place] = Replacement(size)
             time.sleep(PAUSE)
         told[0] = left >= places
         for rank in range(1, comm.size):
@@ -138,55 +137,55 @@ def start(comm: MPI.Intracomm, places: int, size: int) -> list[Newcomer] | None:
     return come if told[0] else None
 
 
-def close(newcomers: Sequence[Newcomer]) -> None:
-    """They are taken in, or never will be."""
-    for each in newcomers:
+def close(replacements: Sequence[Replacement]) -> None:
+    """Stop watching processes: they are accepted, or never will be."""
+    for each in replacements:
         each.close()
 
 
-def take_in(comm: MPI.Intracomm, newcomer: Newcomer | None) -> MPI.Intracomm:
-    """The ranks of a communicator, and behind them a process; the first rank has it (collective, with `come_in`).
+def accept(comm: MPI.Intracomm, replacement: Replacement | None) -> MPI.Intracomm:
+    """Return a communicator of these ranks and, last, a process, which calls `connect` meanwhile (collective).
 
     By a port: a communicator of all that MPI_Intercomm_create makes does not know who is on which host.
     """
     port = ""
-    if newcomer:
+    if replacement:
         port = MPI.Open_port()
-        newcomer.between.send(port, 0, PORT)
+        replacement.between.send(port, 0, PORT)
     found = comm.Accept(port).Merge(high=False)
-    if newcomer:
+    if replacement:
         MPI.Close_port(port)
     return found
 
 
-def come_in() -> MPI.Intracomm:
-    """This process was started in place of a lost one: the ranks that have taken it in, and it, the last."""
+def connect() -> MPI.Intracomm:
+    """Return a communicator of the ranks that accept this process and, last, this process, which replaces a rank."""
     between = MPI.Comm.Get_parent()
     between.Send(bytearray(0), 0, COME)
     return MPI.COMM_SELF.Connect(between.recv(source=0, tag=PORT)).Merge(high=True)
 
 
 @contextmanager
-def looking_at(newcomers: Sequence[Newcomer]) -> Iterator[None]:
-    """In this block processes are taken in: if one dies, and MPI still waits after a while, all ranks end."""
+def watching(replacements: Sequence[Replacement]) -> Iterator[None]:
+    """End all ranks if a process dies while this block accepts it, and MPI still waits after a while."""
 
     def look(over):
         while not over.wait(PAUSE):
-            if any(each.failed() for each in newcomers) and not over.wait(STAYS):
+            if any(each.failed() for each in replacements) and not over.wait(STAYS):
                 abort(
                     launcher.LOST, f"{rank_of_world()}: a process has died while all took it in, and MPI waits for it"
                 )
 
     try:
-        with processes.meanwhile(look, "newcomers"):
+        with processes.meanwhile(look, "replacements"):
             yield
     finally:
-        close(newcomers)
+        close(replacements)
 
 
 @contextmanager
 def parent_alive() -> Iterator[None]:
-    """In this block this process comes in: it ends if the one that has started it does."""
+    """End this process if its parent ends during this block, in which it connects."""
 
     def look(over):
         pipe = select.poll()

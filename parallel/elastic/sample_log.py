@@ -1,4 +1,4 @@
-"""Which samples every member has trained when: a ledger from which it is checked that each was trained exactly once.
+"""Sample log: the samples that every member has trained, to check that each was trained exactly once.
 
 A member writes a line before it trains its part of a batch, to a file of its own, where it stays when the member is
 killed. Whether a step counts is known when the next members begin: the state that they have says after how many steps.
@@ -28,12 +28,12 @@ LARGEST = 1 << 28  # bytes of a file: eight million lines
 LINE = np.dtype([(name, np.int64) for name in ("generation", "step", "first", "last")])
 
 
-class LedgerError(RuntimeError):
+class SampleLogError(RuntimeError):
     """Samples were not trained, or more than once; the message says which."""
 
 
-class Ledger(Callback):
-    """The ledger of one member, and the check of all.
+class SampleLog(Callback):
+    """The sample log of one member, and the check of all.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Ledger(Callback):
         self.checked: dict[int, int] = {}
 
     def begin(self, step: int, place: Place, others: Iterable[tuple] = ()) -> None:
-        """A generation begins after so many steps, at this place; `others` are what all members know, `known`."""
+        """Start a generation after a number of steps, at this place; `others` is `known` of all members."""
         for begun, start, again, checked in others:
             if len(begun) > len(self.begun):
                 self.begun, self.start, self.again = begun, start, again
@@ -81,15 +81,15 @@ class Ledger(Callback):
 
     @property
     def known(self) -> tuple[list[int], Place, Place, dict[int, int]]:
-        """What another member may not know."""
+        """Return what another member may not know."""
         return self.begun, self.start, self.again, self.checked
 
-    def loader(self, loader: Loader, trainer: Trainer) -> Noted:
-        """A loader whose batches are written down, as what the trainer's next step trains."""
-        return Noted(loader, self, trainer)
+    def loader(self, loader: Loader, trainer: Trainer) -> LoggedLoader:
+        """Return a loader that logs its batches as what the trainer's next step trains."""
+        return LoggedLoader(loader, self, trainer)
 
     def note(self, epoch: int, step: int, first: int, last: int) -> None:
-        """This member is about to train that slice of the epoch's order.
+        """Log that this member is about to train a slice of the epoch's order.
 
         Raises
         ------
@@ -117,20 +117,20 @@ class Ledger(Callback):
         if trainer.is_writer:
             try:
                 found = self.check(record["epoch"] - 1, training.train.batch, len(training.train.dataset))
-            except LedgerError as error:
+            except SampleLogError as error:
                 problem = str(error)
         wrong, samples = trainer.sum(np.array([bool(problem), found]))
         if wrong:  # all ranks end alike
-            raise LedgerError(problem or "the ledger of the first rank is wrong")
+            raise SampleLogError(problem or "the sample log of the first rank is wrong")
         self.checked[record["epoch"]] = int(samples)
 
     def check(self, epoch: int, batch: int, samples: int) -> int:
-        """How many samples of an epoch, which has so many in batches of `batch`, were trained since the run was begun.
+        """Return how many of an epoch's `samples`, in batches of `batch`, were trained since the run was started.
 
         Raises
         ------
-        LedgerError
-            Some of them were not trained, or more than once.
+        SampleLogError
+            Some were not trained, or more than once.
         """
         steps = np.zeros(samples + 1, int)  # +1 where a slice begins, -1 where it ends
         for path in self.directory.glob(f"{epoch}-*.bin"):
@@ -145,7 +145,7 @@ class Ledger(Callback):
         wrong = np.flatnonzero(trained[known * batch :] != 1) + known * batch
         if len(wrong):
             said = ", ".join(f"{place} ({trained[place]} times)" for place in wrong[:5])
-            raise LedgerError(
+            raise SampleLogError(
                 f"epoch {epoch + 1}: {len(wrong)} samples were not trained exactly once: in its order {said}"
             )
         for path in self.directory.glob("*.bin"):
@@ -154,23 +154,23 @@ class Ledger(Callback):
         return samples - start * batch
 
     def _ends(self) -> np.ndarray:
-        """Before which step lines count, of every generation."""
+        """Return for every generation the step before which its lines count."""
         later = [*self.begun[1:], np.iinfo(np.int64).max]
         return np.minimum.accumulate(later[::-1])[::-1]
 
     def close(self) -> None:
-        """The run has ended well: no file is needed any more."""
+        """Remove the files: the run has succeeded."""
         if self.file >= 0:
             os.close(self.file)
             self.file = self.epoch = -1
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-class Noted:
-    """A loader whose batches are written in a ledger as they are handed out."""
+class LoggedLoader:
+    """A loader that logs its batches as it returns them."""
 
-    def __init__(self, loader: Loader, ledger: Ledger, trainer: Trainer):
-        self._loader, self._ledger, self._trainer = loader, ledger, trainer
+    def __init__(self, loader: Loader, log: SampleLog, trainer: Trainer):
+        self._loader, self._log, self._trainer = loader, log, trainer
         # Of ranks that compute the same samples together the first writes.
         self._writes = not any(place for axis, place in trainer.mesh.places.items() if axis != "data")
 
@@ -181,9 +181,9 @@ class Noted:
         return getattr(self._loader, name)
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-        """As `Loader.epoch`."""
+        """Yield the batches of an epoch, as `Loader.epoch`, and log them."""
         places = self._loader.step_slices(start_step)
         for (first, _, _), (x, y, total) in zip(places, self._loader.epoch(epoch, start_step), strict=True):
             if self._writes:
-                self._ledger.note(epoch, self._trainer.steps, first, first + len(x))
+                self._log.note(epoch, self._trainer.steps, first, first + len(x))
             yield x, y, total
