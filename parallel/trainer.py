@@ -300,7 +300,7 @@ class DistributedTrainer(RunTrainer):
             self.sync.skip_pass(None) if not self.forward_backward.asks_others else self.forward(micro[1], False)
         return bad
 
-    # ------------------------------------------------------------------------------------------------ meetings
+    # ------------------------------------------------------------------------------------------------ synchronizing
 
     def settle(self) -> None:
         """Synchronize local-update ranks, as at the end of an epoch (collective). This is a part of training.
@@ -308,14 +308,14 @@ class DistributedTrainer(RunTrainer):
         Raises
         ------
         NonFiniteLoss
-            On all ranks, where one had a loss that is not finite since they last met.
+            On all ranks, if one had a loss that is not finite since they were last synchronized.
         """
         if self.sync.settle():
             suspects, self.suspects = self.suspects, []
             raise self.bad_step(math.nan, suspects)
 
     def show_synchronized(self) -> None:
-        """Show what `settle` would give, until the next step: whoever asks for the state, or evaluates, does this."""
+        """Show what `settle` would give, until the next step, as evaluation and every access to the state do."""
         if self.sync.look():
             suspects, self.suspects = self.suspects, []
             raise self.bad_step(math.nan, suspects)

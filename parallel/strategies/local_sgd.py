@@ -76,7 +76,7 @@ def LocalSGD(
     every : int
         Steps between averages.
     drift : float
-        They also meet when one is farther from the last average than so many times its norm; 0 for never.
+        They also average when one is farther from the last average than `drift` times its norm; 0 for never.
     pipeline, tensor, **how
         As for Downpour, with its way, limit and schedule: so many neighbouring ranks are one replica, and each meets
         those that have the same of it.
@@ -159,7 +159,7 @@ def EASGD(
     network, loss, optimizer, communicator, seed
         As for DistributedDataParallel.
     every : int
-        Steps between meetings.
+        Steps between averages.
     alpha : float
         How far of the way; 0 for 0.9 / replicas.
     pipeline, tensor, **how
@@ -198,7 +198,7 @@ def _replicas(
     check_apart(network)
     forward_backward = replica_pass(loss, pipeline, tensor, **how)
     mesh = Mesh(communicator, pipeline=pipeline, tensor=tensor)
-    mesh.agree({"how replicas meet": repr(keys)})
+    mesh.agree({"how replicas average": repr(keys)})
     return DistributedTrainer(network, loss, optimizer, mesh, forward_backward, sync, seed, name)
 
 

@@ -56,7 +56,7 @@ class GradientSync:
     trees : sequence of TreeSum
         What sums in a fixed tree, where something does.
     bad : bool
-        Whether this rank, training apart, has had a loss that is not finite.
+        Whether this rank, of a local-update strategy, has had a loss that is not finite.
     last_change : (int, int)
         Of memory that ranks share: the node, and the number of the last change of it that is complete; -1, 0 where no
         memory is shared.
@@ -156,15 +156,15 @@ class GradientSync:
     def settle(self) -> bool:
         """Synchronize local-update ranks: all have the same parameters, and all gradients are in them.
 
-        Nothing is done where they already are; all ranks ask for it alike. Says whether any had a loss that is not
-        finite, since they last were: then its gradient is in no parameters.
+        Nothing is done if they already are. Return whether any loss since then was not finite: its gradient is in no
+        parameters.
         """
         return False
 
     def look(self) -> bool:
         """Show, until `resume`, what `settle` would give, for local-update ranks (collective).
 
-        Says whether any loss was not finite, where looking settles.
+        Return whether any loss was not finite, if looking settles.
         """
         return self.settle()
 

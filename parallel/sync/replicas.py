@@ -1,23 +1,23 @@
-"""Local-update replicas that synchronize now and then, without a server: each has all parameters, and its own steps.
+"""Local SGD, DiLoCo and EASGD: replicas make steps of their own, and average now and then, without a server.
 
 A step moves a replica along the gradient of its own part of the batch, times the number of replicas, so that the mean
 of all replicas' steps from one point is the step of data parallelism, uneven parts included. Then, every so many steps:
 
-Averaged   all take the mean of all                                  local SGD
-Outer      all take a step from where they last were, along the mean  DiLoCo
-           of the differences, by an optimizer of its own
-Elastic    each moves towards a centre that all know, and the centre  EASGD
+Averaged   all take the mean of all                                       local SGD
+Outer      an outer step: an optimizer of its own moves the last common  DiLoCo
+           parameters along the mean of the differences
+Elastic    each moves towards a centre that all know, and the centre      EASGD
            towards all
 
-At the end of an epoch, and for a checkpoint (`settle`), they meet as well, with their moments, whose mean all take;
-after `Elastic` the centre is what is looked at, and the replicas go on where they were. Looking in between (an
-evaluation, the state, a digest) shows what a meeting would give, and changes nothing.
+At the end of an epoch, and for a checkpoint (`settle`), they average too, with their moments; after `Elastic` the
+centre is evaluated and saved, and the replicas continue where they were. Looking in between (an evaluation, the state,
+a digest) shows what averaging would give, and changes nothing.
 
-A loss that is not finite moves nothing, and is told where all meet: then all end. Sizes of global batches are compared
-there, too.
+A loss that is not finite moves nothing; all ranks learn of it at the next average, and end. Sizes of global batches are
+compared there, too.
 
-A replica may itself be some ranks that have a network together, in stages or in parts of layers: each meets those that
-have the same of it.
+A replica may itself be several ranks that have stages or parts of one network: each averages with the ranks that have
+the same part.
 
 Cost: an allreduce of 2 n (p-1)/p beta every so many steps in place of each; with a drift one number a step.
 Sources: McDonald et al. 2010, Stich 2019 (local SGD); Kamp et al. 2018 (averages when replicas have drifted);
@@ -38,26 +38,26 @@ from parallel.sync.step_result import AgreementCode, SizeLog, StepResult, late_d
 
 
 class Replicas(LocalUpdate):
-    """The base of all: steps apart, and when to average.
+    """The base of these strategies: local steps, and when to average.
 
     Parameters
     ----------
     every : int
-        Steps between meetings.
+        Steps between averages.
 
     Attributes
     ----------
     since : int
-        Steps since all last met.
+        Steps since the last average.
     meetings : int
-        In this epoch.
+        Averages in this epoch.
     met : bool
-        Whether no replica has moved since all met.
+        Whether no replica has moved since the last average.
     """
 
     phases = (
         ("compute", "compute_gradients", False),
-        ("communicate", "sync.meet_replicas", True),
+        ("communicate", "sync.average_replicas", True),
         ("update", "sync.move", False),
     )
 
@@ -91,7 +91,7 @@ class Replicas(LocalUpdate):
             self.move()
         self.since += 1
         loss = own * self.mesh.count if math.isfinite(own) else 0.0
-        if (self.since >= self.every or self.far()) and self.meet_replicas():
+        if (self.since >= self.every or self.far()) and self.average_replicas():
             loss = math.nan
         return StepResult(loss, True)
 
@@ -107,11 +107,11 @@ class Replicas(LocalUpdate):
         """Do nothing: `finish_step` has moved this replica."""
 
     def far(self) -> bool:
-        """Whether replicas are to meet before it is time; all say the same."""
+        """Return, alike on all ranks, whether replicas must average before it is time."""
         return False
 
-    def meet_replicas(self) -> bool:
-        """All meet; says whether a loss was not finite on any (collective).
+    def average_replicas(self) -> bool:
+        """Average, or move replicas closer; return whether a loss was not finite on any rank (collective).
 
         Raises
         ------
@@ -139,7 +139,7 @@ class Replicas(LocalUpdate):
         return False
 
     def _differ(self, sizes: float, differ: bool) -> bool:
-        """Whether any ranks had other sizes, in this replica or between them; all say the same."""
+        """Return, alike on all ranks, whether any had other sizes, in this replica or between replicas."""
         if not self.sum_model:
             return differ
         sums = np.array([differ, *self.code.encode(sizes)])
@@ -161,7 +161,7 @@ class Replicas(LocalUpdate):
         self.resume()
         if self.settled:
             return False
-        if not self.met and self.meet_replicas():
+        if not self.met and self.average_replicas():
             return True
         self.synchronize()
         self.settled = True
@@ -173,14 +173,14 @@ class Replicas(LocalUpdate):
 
 
 class Averaged(Replicas):
-    """All take the mean: local SGD.
+    """Local SGD: all take the mean.
 
     Parameters
     ----------
     every : int
     drift : float
-        All meet before it is time when one is farther from where all last were than so many times the norm of that
-        (one number is summed in every step); 0 for never.
+        All average before it is time when one is farther from the last average than `drift` times its norm (one number
+        is compared in every step); 0 for never.
     """
 
     def __init__(self, every: int, drift: float = 0.0):
@@ -235,7 +235,7 @@ class Averaged(Replicas):
 
 
 class Outer(Replicas):
-    """All take a step of an outer optimizer along the mean of their differences: DiLoCo.
+    """DiLoCo: an outer optimizer makes a step along the mean of the replicas' differences.
 
     Parameters
     ----------
@@ -250,7 +250,7 @@ class Outer(Replicas):
 
     def allocate(self):
         super().allocate()
-        self.last = self.parameters.copy()  # where all last were
+        self.last = self.parameters.copy()  # the last common parameters
         self.outer_slots = {name: self.layout.zeros(self.dtype) for name in self.outer.slots}
 
     def bring_together(self):
@@ -278,9 +278,9 @@ class Outer(Replicas):
 
 
 class Elastic(Replicas):
-    """Each replica moves towards a centre, and the centre towards all: EASGD.
+    """EASGD: each replica moves towards a centre, and the centre towards all.
 
-    Where all meet to be looked at, `parameters` are the centre's; the replica comes back with the next step.
+    While ranks are synchronized `parameters` are the centre's; the replica's come back with the next step.
 
     Parameters
     ----------
@@ -333,7 +333,7 @@ class Elastic(Replicas):
 
     @property
     def kind(self) -> str:
-        """The name of this replica in a state, which depends on the number of replicas."""
+        """Return the name of this replica in a state; it contains the number of replicas."""
         return f"replica-{self.mesh.index}-of-{self.mesh.count}"
 
     def loaded(self, steps, anew=()):

@@ -6,12 +6,12 @@
     update      | of k-S     | of k+1-S   | of k+2-S
 
 All ranks apply the same sums in the same order, so they hold the same parameters; in the first S steps nothing is
-applied. At the end of an epoch, and for a checkpoint (`settle`), what is on its way is waited for and applied, so
+applied. At the end of an epoch, and for a checkpoint (`settle`), ranks wait for the sums in flight and apply them, so
 nothing is lost, and the next S steps apply nothing again. Looking in between shows the same, and changes nothing.
 
 The loss travels behind the gradients, and so comes S steps late as well: a step returns the loss of its own part of the
-batch times the ranks, and a loss that is not finite is told S steps later, to all at once. Its gradients, and those
-after it, are applied nowhere. Running statistics are each rank's own until all meet, and become their mean.
+batch times the ranks, and all ranks learn S steps later of a loss that is not finite. Its gradients, and those after
+it, are applied nowhere. Running statistics are each rank's own until ranks synchronize, and become their mean.
 
 Cost: S + 1 more buffers; of a step max(compute, 2 n (p-1)/p beta), whatever S >= 1, where messages move by themselves.
 Sources: Agarwal and Duchi 2011 (delayed gradients); Li et al. 2018 (Pipe-SGD).
@@ -83,12 +83,12 @@ class Stale(LocalUpdate):
         """Do nothing: `complete_oldest` has applied what was due."""
 
     def complete_oldest(self) -> bool:
-        """Wait for the oldest sum, and apply it; says whether its loss is not finite.
+        """Wait for the oldest sum, and apply it; return whether its loss is not finite.
 
         Raises
         ------
         ValueError
-            On all ranks: they were told different sizes of that batch.
+            On all ranks: they were given different sizes of that batch.
         """
         reduction = self.in_flight.pop(0)
         self.wait(reduction)

@@ -465,7 +465,7 @@ def test_what_cannot_be_is_refused(comm):
     refused("ParameterServer", "synchronous gradients have no delay", delay_compensation=True)
     from parallel import ReplicaError
 
-    with pytest.raises(ReplicaError, match="how replicas meet"):
+    with pytest.raises(ReplicaError, match="how replicas average"):
         make(comm, "LocalSGD", every=1 + comm.rank)
 
 

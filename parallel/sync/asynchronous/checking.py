@@ -54,7 +54,7 @@ class Symbolic(Server):
         self.sent.append(Message("answer", self.role, ("worker", worker), header, frozenset(self.applied)))
 
     def copy(self) -> Symbolic:
-        """This server, to be changed."""
+        """Return a copy of this server, to be changed."""
         other = type(self)(self.role[1], replace(self.clock_table))
         other.clock_table.clocks, other.clock_table.reached = (
             dict(self.clock_table.clocks),
@@ -125,7 +125,7 @@ class SymbolicWorker(Worker):
         self.names[number] = array
 
     def accumulate(self, samples, rate):
-        """There are no arrays."""
+        """Do nothing: there are no arrays."""
 
     def slices(self):
         return [tuple(range(self.pushed_at, self.clock)) for _ in self.hosts]
@@ -133,7 +133,7 @@ class SymbolicWorker(Worker):
 
 @dataclass(frozen=True)
 class Local:
-    """Where one worker is.
+    """The state of one worker.
 
     Attributes
     ----------
@@ -142,9 +142,9 @@ class Local:
     answers : tuple
         Of every server, the answer that has come to what it asked, or None.
     rest : tuple
-        All else by which it decides.
+        All else that its next actions depend on.
     history : tuple
-        What has happened to it: a worker is made again from that.
+        Its events: a worker is made again from them.
     """
 
     place: str
@@ -224,7 +224,7 @@ class Explorer:
         return self.found
 
     def next(self, state: State):
-        """All states that can follow."""
+        """Yield all states that can follow."""
         for i, worker in enumerate(state.workers):
             alive = worker.place not in (FINISHED, DEAD)
             if worker.may_act:
@@ -289,7 +289,7 @@ class Explorer:
         return other
 
     def after(self, i: int, local: Local | None, event: Message | None) -> tuple[Local, list, list, str]:
-        """Where a worker is once an answer has come, or, None, it has gone on; what it has done then.
+        """Return a worker's state after an answer has come, or, None, it has gone on; and what it has done.
 
         A generator cannot be copied, so the worker is made anew and does again all that it has done.
         """
@@ -338,7 +338,7 @@ class Explorer:
                 self.fail(state, f"worker {i} ends without {missing} of server {j}")
 
     def check_end(self, state: State) -> None:
-        """Nothing can happen any more: all are done, and every push is applied once."""
+        """Check a state after which nothing can happen: all are done, and every push is applied once."""
         for i, worker in enumerate(state.workers):
             if worker.place not in (FINISHED, DEAD):
                 self.fail(state, f"worker {i} waits for ever ({worker.place}, clock {worker.clock})")

@@ -57,44 +57,44 @@ class ClockTable:
         self.open(0)
 
     def open(self, clock: int) -> None:
-        """All workers are there, at one clock."""
+        """Start with all workers at one clock."""
         self.reached = dict.fromkeys(self.workers, clock)
         self.clocks, self.waiting, self.pausing = dict(self.reached), {}, set()
 
     @property
     def least(self) -> float:
-        """The clock of the slowest worker that has not left; math.inf if all have."""
+        """Return the clock of the slowest worker that has not left; math.inf if all have."""
         return min(self.clocks.values())
 
     def pushed(self, worker: int, clock: int) -> None:
-        """A worker's gradients have come, of its steps up to this clock."""
+        """Note a worker's push: gradients of its steps up to this clock."""
         self.clocks[worker] = self.reached[worker] = clock
 
     def asks(self, worker: int, clock: float) -> None:
-        """A worker wants to read, at this clock; math.inf for what all will have in the end."""
+        """Note that a worker wants to read, at this clock; math.inf: when all workers have left."""
         self.waiting[worker] = clock
 
     def leaves(self, worker: int, pauses: bool = False) -> None:
-        """A worker is finished, or dead, or it pauses: then it goes on from its last push."""
+        """Remove a worker that is finished, or dead, or that pauses and will go on from its last push."""
         self.clocks[worker] = math.inf
         self.pausing |= {worker} if pauses else set()
 
     def returns(self, worker: int) -> None:
-        """A worker that has paused goes on from its last push."""
+        """Take a worker that has paused back, at its last push."""
         self.clocks[worker] = self.reached[worker]
         self.pausing.discard(worker)
 
     def in_step(self, clock: float) -> bool:
-        """Whether all workers go from one clock to the next together there."""
+        """Return whether all workers go from one clock to the next together there."""
         return self.bound == 0 or clock <= self.warm
 
     def deserted(self, clock: int) -> bool:
-        """Whether all workers have left, one before it had come to this clock: training is broken off."""
+        """Return whether all workers have left, one before it had come to this clock: training has ended early."""
         gone = (at for worker, at in self.reached.items() if worker not in self.pausing)
         return self.least == math.inf and min(gone, default=clock) < clock
 
     def answers(self, broken: bool = False) -> list[int]:
-        """The workers that may read now: they wait no longer. All, where training is broken off."""
+        """Return the workers that may read now, and remove them from `waiting`; all if training is `broken`."""
         least = self.least
         found = [w for w, clock in self.waiting.items() if broken or allowed(clock, least, self.bound, self.warm)]
         for worker in found:
@@ -103,7 +103,7 @@ class ClockTable:
 
 
 def allowed(clock: float, least: float, bound: float, warm: int = 0) -> bool:
-    """Whether a worker at `clock` may go on where the slowest is at `least`."""
+    """Return whether a worker at `clock` may go on while the slowest is at `least`."""
     return least >= (clock if clock <= warm or clock == math.inf else clock - bound)
 
 
@@ -125,5 +125,5 @@ class CachedSlice:
 
 
 def fits(copies: Iterable[CachedSlice], clock: int, bound: float, warm: int = 0) -> bool:
-    """Whether a worker at `clock` may compute with these copies: those of every slice must be new enough."""
+    """Return whether a worker at `clock` may compute with these copies: every slice must be new enough."""
     return all(allowed(clock, copy.least, bound, warm) for copy in copies)

@@ -83,7 +83,7 @@ class Server:
         self.kept: dict[int, tuple[np.ndarray, int, float]] = {}  # pushes of a clock that not all have reached
 
     def open(self, clock: int) -> None:
-        """All workers are there, at this clock, with what is held here."""
+        """Start to serve: all workers are at this clock, with the parameters of this server."""
         self.broken, self.error, self.mailbox.serving = False, "", True
         self.clock_table.open(clock)
         if self.compensation:
@@ -98,7 +98,7 @@ class Server:
         self.mailbox.serving = False
 
     def resume(self) -> None:
-        """All workers that have paused go on."""
+        """Serve again: all workers that have paused go on."""
         for worker in sorted(self.clock_table.pausing):
             self.clock_table.returns(worker)
         self.mailbox.serving = True

@@ -150,7 +150,7 @@ class Coordinated(GradientSync):
         return self.compute(chunk)
 
     def skip_pass(self, micro):
-        """Nobody waits for a rank that computes nothing."""
+        """Do nothing: no rank waits for one that computes nothing."""
 
     # ------------------------------------------------------------------------------------------------ the state
 
