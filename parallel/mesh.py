@@ -31,6 +31,11 @@ class Ranks(Group):
     def sum(self, array):
         self.communicator.Allreduce(self.in_place, array)
 
+    def average(self, array: np.ndarray) -> None:
+        """Replace an array by its mean over the members, in place."""
+        self.sum(array)
+        array /= self.size
+
     def maximum(self, array):
         self.communicator.Allreduce(self.in_place, array, self.max)
 

@@ -1,11 +1,14 @@
-"""Long sequences: attention by blocks beside whole scores in one process, and a sequence on two ranks beside one.
+"""Long sequences: attention by blocks beside whole scores, a sequence on several ranks beside one and beside estimates.
 
 blocks    forward and backward of nn.MultiHeadAttention(128, 4, causal=True), seconds and memory, by blocks of 128
           beside whole scores
 ranks     a training step on one sequence of 2,048 positions: two ranks in a ring, or by heads (Ulysses), beside one
           process
+lengths   seconds and bytes of such a step on 1, 2 and 4 ranks, beside what parallel/strategies/estimate.py predicts of
+          layers that are measured on one rank while all others measure theirs, and of the network
+experts   an alltoallv of the positions of a layer with experts, beside its price on the measured network
 
-Both sides take turns, step by step; the median counts. A thread of BLAS for each rank.
+Sides take turns, step by step; the median counts. A thread of BLAS for each rank.
 """
 
 from __future__ import annotations
@@ -25,13 +28,15 @@ from threadpoolctl import threadpool_limits
 import nn
 
 FEATURES, HEADS = 128, 4
-SIZES = {64: 16, 256: 4, 1024: 1, 4096: 1}  # positions -> samples
+SIZES = {64: 16, 256: 4, 1024: 1, 4096: 1, 8192: 1}  # positions -> samples
+LENGTHS, MEMBERS = (1024, 4096), (1, 2, 4)  # positions of a sequence, ranks
+ROUTED = 256, 4096  # positions of a rank, each of which two experts take
 LENGTH, MODEL = 2048, "transformer:64,4,2,positions=rotary,attention=blocks:128"
 WAYS = ("ring", "ulysses")
 
 
 def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
-    """Blocks by length, then ranks."""
+    """Blocks by length, then ranks, lengths, experts."""
     for positions, samples in SIZES.items():
         case = f"attention by blocks, {positions:,} positions"
         if only in case and not (quick and positions > 256):
@@ -43,6 +48,29 @@ def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
             ours, peer = result[way], result["one"]
             note = f"{peer / ours:.2f} times as fast as one process"
             yield Row(f"{case}, {way}", 1e3 * ours, 1e3 * peer, "one process", "ms", RANKS, 1, note)
+    for length in LENGTHS[:1] if quick else LENGTHS:
+        for ranks in MEMBERS[1:2] if quick else MEMBERS:
+            if only in f"length {length:,}, {ranks} ranks":
+                yield from length_rows(length, ranks, quick)
+    if only in f"experts' alltoallv, {RANKS} ranks":
+        yield from expert_rows(quick)
+
+
+def length_rows(length: int, ranks: int, quick: bool) -> Iterator[Row]:
+    """A training step on one sequence: seconds and bytes of a rank, beside those that are predicted."""
+    found = run({"predicted": length, "steps": 2 if quick else 10}, suite=__file__, ranks=ranks)
+    case, cores = f"length {length:,}, {ranks} rank{'s' * (ranks > 1)}", os.cpu_count() or 1
+    note = f"{ranks} ranks share {cores} cores" if ranks > cores else ""
+    yield Row(f"{case}, step", *(1e3 * seconds for seconds in found["seconds"]), "estimate", "ms", ranks, 1, note)
+    yield Row(f"{case}, memory", *(nbytes / 2**20 for nbytes in found["bytes"]), "estimate", "MiB", ranks, 1)
+
+
+def expert_rows(quick: bool) -> Iterator[Row]:
+    """What sends positions to their experts, at an even load."""
+    result = run({"routed": ROUTED, "calls": 5 if quick else 200}, suite=__file__)
+    for positions, (ours, price) in zip(ROUTED, result["seconds"], strict=True):
+        case = f"experts' alltoallv, {RANKS} ranks, {positions:,} positions a rank"
+        yield Row(case, 1e6 * ours, 1e6 * price, "price", "us", RANKS, 1, f"{FEATURES} features, two experts each")
 
 
 def block_rows(case: str, positions: int, samples: int, steps: int) -> Iterator[Row]:
@@ -89,13 +117,80 @@ def peak_bytes(attention: str, positions: int, samples: int) -> int:
 
 
 def work(task: dict) -> None:
-    """On two ranks: alternating steps of both strategies and of one process; rank 0 reports the medians."""
+    """Carry out a task of this suite on its ranks; rank 0 prints the result as a line of JSON (collective)."""
     from mpi4py import MPI
 
+    kinds = {"predicted": predict_and_train, "routed": send_to_experts, "length": train_in_turns}
+    result = next(call for kind, call in kinds.items() if kind in task)(task, MPI.COMM_WORLD)
+    if MPI.COMM_WORLD.rank == 0:
+        print(json.dumps(result), flush=True)
+
+
+def predict_and_train(task: dict, world) -> dict:
+    """(measured, predicted) seconds of a step on one sequence, and bytes that a rank takes for it."""
+    from collectives import Communicator
+    from collectives.pricing.measure import measure_network
+    from collectives.pricing.networks import NETWORKS
+    from parallel import ContextParallel
+    from parallel.planning import layer_times
+    from parallel.planning.job import Axes
+    from parallel.strategies.estimate import estimate
+
+    length, size = task["predicted"], world.size
+    network = nn.models.build(MODEL, (length,), 256)
+    given = network, nn.CrossEntropyLoss(), nn.Adam(1e-3)
+    x, y = layer_times.random_batch(network, 1)
+    with threadpool_limits(1):
+        measured = measure_network(world, seconds=0.02) if size > 1 else NETWORKS["workstation"]
+        quiet_barrier(world)
+        times = layer_times.measure_layers(nn.Trainer(*given), x, y, max(2, task["steps"] // 2))
+        job = layer_times.job_of(network, times, 1, 1, 2, node_memory=False)
+        said = estimate(job, "ddp", Axes(context=size), measured)
+        tracemalloc.start()
+        trainer = ContextParallel(*given, Communicator(world), node_memory="off") if size > 1 else nn.Trainer(*given)
+        trainer.step(x, y, 1)
+        nbytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        steps = []
+        for _ in range(task["steps"]):
+            quiet_barrier(world)
+            start = time.perf_counter()
+            trainer.step(x, y, 1)
+            steps.append(time.perf_counter() - start)
+    if size > 1:
+        trainer.close()
+    return {"seconds": [median(steps), said.seconds], "bytes": [nbytes, said.memory]}
+
+
+def send_to_experts(task: dict, world) -> dict:
+    """(measured, priced) seconds of an alltoallv of rows for the experts of two ranks, by positions of a rank."""
+    from collectives import Communicator
+    from collectives.pricing.measure import measure_network
+    from parallel.planning.group_costs import Group
+    from parallel.strategies.expert.dispatch import ExpertRanks
+
+    network, found = measure_network(world, seconds=0.05), []
+    group = ExpertRanks(Communicator(world))
+    for positions in task["routed"]:
+        sent = np.full((world.size, 1), 2 * positions // world.size)
+        rows, out = (np.ones((2 * positions, FEATURES), np.float32) for _ in range(2))
+        times = []
+        for call in range(1 + task["calls"]):
+            world.Barrier()
+            start = time.perf_counter()
+            group.start(rows, sent, sent, out)()
+            if call:
+                times.append(time.perf_counter() - start)
+        found.append((median(times), Group(world.size).alltoall(rows.nbytes, network)))
+    return {"seconds": found}
+
+
+def train_in_turns(task: dict, world) -> dict:
+    """On two ranks: steps of both ways and of one process, in turns: their medians."""
     from collectives import Communicator
     from parallel import ContextParallel
 
-    world, length = MPI.COMM_WORLD, task["length"]
+    length = task["length"]
     network = nn.models.build(MODEL, (length,), 256)
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (1, length)), rng.integers(0, 256, (1, length))
@@ -112,10 +207,9 @@ def work(task: dict) -> None:
                     trainer.step(x, y, 1)
                 if step:
                     times[name].append(time.perf_counter() - start)
-    if world.rank == 0:
-        print(json.dumps({name: median(each) for name, each in times.items()}), flush=True)
     for trainer in trainers.values():
         trainer.close()
+    return {name: median(each) for name, each in times.items()}
 
 
 if __name__ == "__main__":

@@ -52,8 +52,8 @@ def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
         yield from overlap_rows(quick)
 
 
-def run(task: dict, timeout: float = 300, suite: str = __file__) -> dict:
-    """Carry out a task of a suite on two ranks; returns what rank 0 tells. All else that ranks say goes to stderr."""
+def run(task: dict, timeout: float = 300, suite: str = __file__, ranks: int = RANKS) -> dict:
+    """Carry out a task of a suite on some ranks; returns what rank 0 tells. All else that ranks say goes to stderr."""
     told: list[str] = []
 
     def receive(line: str) -> None:
@@ -64,7 +64,7 @@ def run(task: dict, timeout: float = 300, suite: str = __file__) -> dict:
 
     with tempfile.TemporaryDirectory() as directory:
         task |= {"meeting": f"{directory}/gloo"}
-        with launcher.Job([suite, json.dumps(task)], RANKS, env=os.environ | blas.settings(1), stdout=receive) as job:
+        with launcher.Job([suite, json.dumps(task)], ranks, env=os.environ | blas.settings(1), stdout=receive) as job:
             status = job.wait(timeout)
     if status is None or status:
         name = os.path.basename(suite)

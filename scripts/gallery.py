@@ -188,6 +188,38 @@ def holders_of_experts():
     return figure
 
 
+def holders_of_positions():
+    """Which of 16 positions each of four ranks has, by each way of attention, and the pairs of causal scores."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    from collectives.drawing.marks import GREY, INK
+    from collectives.drawing.timeline import PALETTE
+    from parallel.strategies.context.positions import positions
+    from parallel.strategies.context.strategy import context_degrees
+
+    figure, length = Figure((9, 3.2), layout="constrained"), 16
+    axes = figure.subplots()
+    for row, way in enumerate(("ring", "ring:2,ulysses:2", "ulysses")):
+        axes.text(-0.3, -row + 0.35, f"--context {way}", ha="right", va="center", size=9)
+        pairs = []
+        for rank in range(4):
+            mine = positions(length, rank, context_degrees(way, 4)).tolist()
+            pairs.append(sum(mine) + len(mine))
+            for at in mine:
+                axes.add_patch(Rectangle((at, -row), 0.92, 0.7, facecolor=PALETTE[rank], edgecolor=GREY, alpha=0.85))
+                axes.text(at + 0.46, -row + 0.35, str(rank), ha="center", va="center", color="white", size=9)
+        told = "each computes a head" if way == "ulysses" else f"{', '.join(map(str, pairs))} pairs"
+        if way == "ring:2,ulysses:2":
+            told = "68 pairs of half of the heads"
+        axes.text(length + 0.3, -row + 0.35, told, va="center", size=9)
+    for at in range(length):
+        axes.text(at + 0.46, 0.95, str(at), ha="center", color=INK, size=9)
+    axes.set(xlim=(-5.2, 22.5), ylim=(-2.3, 1.4), title="--mesh context=4: the rank that has each of 16 positions")
+    axes.axis("off")
+    return figure
+
+
 def redundant(which: str):
     """What a puzzle of survival keeps of every rank on the others, as its solution has it."""
     from collectives import draw
@@ -337,6 +369,7 @@ PICTURES: dict[str, Callable] = {
     "fsdp.svg": one_layer_ahead,
     "ring_attention.svg": ring_attention,
     "sequences.svg": ring_or_ulysses,
+    "positions_held.svg": holders_of_positions,
     "experts_held.svg": holders_of_experts,
     "experts_travel.svg": positions_and_experts,
     "buddy.svg": partial(redundant, "buddy"),

@@ -49,6 +49,7 @@ class MultiHeadAttention(Layer):
     attention : str
         "whole": all scores of a sequence at once, (N, H, T, T). "blocks" or "blocks:SIZE": SIZE queries and SIZE keys
         at a time, 128 unless given; memory O(T), and of causal scores only the half that is seen (blockwise.py).
+        Sequences of one block are computed whole.
     rotary : bool
         Rotate queries and keys by their positions (`RotaryPositions`).
 
@@ -97,6 +98,10 @@ class MultiHeadAttention(Layer):
     def block_size(self) -> int:
         """Queries and keys computed at a time; 0 for all."""
         return block_size(self.attention)
+
+    def by_blocks(self, T: int) -> bool:
+        """Return whether T positions are computed by blocks: one block alone is faster whole."""
+        return 0 < self.block_size < T
 
     def specs(self, in_shape):
         if len(in_shape) != 2 or in_shape[1] != self.features:
@@ -180,7 +185,7 @@ class MultiHeadAttention(Layer):
     def attend(self, q, k, v, out, ctx) -> tuple:
         """Write softmax(q k^T) v to `out`, all (N, H, T, d); return what `attend_backward` needs beside them."""
         padding = self._padding(len(k), k.shape[2], ctx)
-        if self.block_size:
+        if self.by_blocks(q.shape[2]):
             positions = np.arange(q.shape[2])
             running = BlockwiseAttention(q, positions, self.causal, self.block_size, ctx.network_context.pool)
             running.start(out)
@@ -200,7 +205,7 @@ class MultiHeadAttention(Layer):
         """Write the gradients of q, k and v: `attend` has written y and returned `weights`; gy is the gradient of y."""
         q, k, v = qkv
         gq, gk, gv = gradients
-        if self.block_size:
+        if self.by_blocks(q.shape[2]):
             largest, total, padding = weights
             positions = np.arange(q.shape[2])
             running = BlockwiseAttention(q, positions, self.causal, self.block_size, ctx.network_context.pool)

@@ -92,6 +92,9 @@ class MixtureOfExperts(Layer):
         over the samples of the batch, and is no part of the loss that a step returns.
     z_loss : float
         Weight of the mean square of log sum exp(z), which keeps the router's numbers small.
+    noise : float
+        In training the router is given x times numbers that are drawn uniformly from 1 - noise to 1 + noise, so that it
+        tries other experts, too. The experts are given x.
     activation : {"gelu", "relu", "silu"}
     bias_rate : float
     init : initializer
@@ -110,6 +113,7 @@ class MixtureOfExperts(Layer):
         **{"features": SIZE, "experts": SIZE, "top": SIZE, "hidden": COUNT},
         **{"gate": OneOf(GATES), "activation": OneOf(ACTIVATIONS)},
         **dict.fromkeys(("capacity", "auxiliary", "z_loss", "bias_rate"), Number(0)),
+        "noise": Number(0, below=1),
     }
 
     def __init__(
@@ -122,13 +126,14 @@ class MixtureOfExperts(Layer):
         capacity: float = 0.0,
         auxiliary: float = 0.01,
         z_loss: float = 0.0,
+        noise: float = 0.0,
         activation: str = "gelu",
         bias_rate: float = 0.001,
         init: Initializer = glorot,
     ):
         self.features, self.experts, self.top, self.hidden = features, experts, top, hidden
         self.gate, self.capacity, self.auxiliary, self.z_loss = gate, capacity, auxiliary, z_loss
-        self.activation, self.bias_rate, self.init = activation, bias_rate, init
+        self.noise, self.activation, self.bias_rate, self.init = noise, activation, bias_rate, init
 
     def check_arguments(self):
         if self.top > self.experts:
@@ -172,9 +177,20 @@ class MixtureOfExperts(Layer):
     # ------------------------------------------------------------------------------------------------- forward
 
     def forward(self, p, x, ctx):
+        return self.mix(p, x, self.draw_noise(x.shape, ctx), ctx)
+
+    def draw_noise(self, shape: tuple[int, ...], ctx) -> np.ndarray | None:
+        """Return the factors of what the router is given, of a batch of `shape`; None: there are none."""
+        if not (self.noise and ctx.training):
+            return None
+        return 1 + self.noise * (2 * ctx.random(shape, "noise") - 1)
+
+    def mix(self, p, x: np.ndarray, noise: np.ndarray | None, ctx) -> tuple[np.ndarray, tuple]:
+        """Return (y, saved) of x, with the factors `noise` of what the router is given."""
         rows = np.ascontiguousarray(x).reshape(-1, self.features)
         positions = x.shape[1] if x.ndim == 3 else 1
-        z = np.einsum("nd,de->ne", rows, p.router)
+        noise = None if noise is None else noise.reshape(rows.shape)
+        z = np.einsum("nd,de->ne", rows if noise is None else rows * noise, p.router)
         routing = self.route(z, positions, ctx)
         dispatched = rows[routing.slots // self.top]
         expert_outputs, saved_by_expert = self.run_experts(p, dispatched, routing.counts, ctx)
@@ -185,7 +201,7 @@ class MixtureOfExperts(Layer):
         flat[routing.slots] = expert_outputs
         y = ctx.empty(rows.shape, x.dtype)
         np.einsum("nk,nkd->nd", routing.weights, outputs, out=y)
-        return y.reshape(x.shape), (rows, routing, dispatched, saved_by_expert, outputs)
+        return y.reshape(x.shape), (rows, noise, routing, dispatched, saved_by_expert, outputs)
 
     def route(self, z: np.ndarray, positions: int, ctx) -> Routing:
         """Choose the experts of n positions by their scores z (n, E); `positions` of them are a sample each."""
@@ -250,7 +266,7 @@ class MixtureOfExperts(Layer):
     # ------------------------------------------------------------------------------------------------- backward
 
     def backward(self, p, gy, saved, ctx):
-        rows, routing, dispatched, saved_by_expert, outputs = saved
+        rows, noise, routing, dispatched, saved_by_expert, outputs = saved
         upstream = np.ascontiguousarray(gy).reshape(rows.shape)
         gweights = np.einsum("nd,nkd->nk", upstream, outputs)  # of the output before the weight
         gexperts = upstream[routing.slots // self.top]
@@ -258,13 +274,14 @@ class MixtureOfExperts(Layer):
         gdispatched, gradients = self.experts_backward(p, gexperts, dispatched, saved_by_expert, routing.counts, ctx)
 
         gz = self._router_backward(gweights, routing, len(gy), ctx)
-        gradients["router"] = Product(rows.T, gz)
+        gradients["router"] = Product((rows if noise is None else rows * noise).T, gz)
         if not ctx.needs_input_grad:
             return None, gradients
         slots = np.zeros(outputs.shape, gy.dtype)
         slots.reshape(-1, self.features)[routing.slots] = gdispatched
         gx = slots.sum(axis=1, out=ctx.empty(rows.shape, gy.dtype))
-        gx += gz @ p.router.T
+        from_router = gz @ p.router.T
+        gx += from_router if noise is None else from_router * noise
         return gx.reshape(gy.shape), gradients
 
     def experts_backward(self, p, gexperts, dispatched, saved_by_expert, counts, ctx) -> tuple[np.ndarray, dict]:

@@ -31,18 +31,21 @@ def transformer(
     dropout: float = 0.0,
     positions: str = "learned",
     attention: str = "whole",
+    hidden: int = 0,
     experts: int = 0,
     top: int = 2,
     shared: bool = False,
     gate: str = "softmax",
     capacity: float = 0.0,
     auxiliary: float = 0.01,
+    noise: float = 0.0,
 ) -> Sequential:
     """Predicts the next id at every position: causal pre-norm blocks.
 
     `tied` 1 takes the embedding's matrix for the output too; `positions` are learned, sinusoidal or rotary; `attention`
-    is whole, or computed by blocks, such as blocks:128. With `experts` a `MixtureOfExperts` replaces the linear layers
-    of every block; each position takes `top` of the experts, and with `shared` 1 one more expert, which all take.
+    is whole, or computed by blocks, such as blocks:128. `hidden` features are between the two linear layers of a block,
+    0 for 4 times its features. With `experts` a `MixtureOfExperts` replaces these layers in every block, with as many
+    in each expert; each position takes `top` of the experts, and with `shared` 1 one more expert, which all take.
     """
     length = _length("transformer", in_shape, blocks)
     OneOf(POSITIONS)("transformer: positions", positions)
@@ -50,13 +53,14 @@ def transformer(
     layers += [LearnedPositions(length, features)] if positions == "learned" else []
     layers += [SinusoidalPositions()] if positions == "sinusoidal" else []
     layers += [Dropout(dropout)] if dropout else []
-    options = {"dropout": dropout, "attention": attention, "rotary": positions == "rotary"}
+    options = {"dropout": dropout, "attention": attention, "rotary": positions == "rotary", "hidden": hidden}
+    between = hidden or 4 * features
     for _ in range(blocks):
         mixture: Layer | None = None
         if experts:
-            mixture = MixtureOfExperts(features, experts, top, 0, gate, capacity, auxiliary)
+            mixture = MixtureOfExperts(features, experts, top, hidden, gate, capacity, auxiliary, noise=noise)
         if experts and shared:
-            every = Linear(features, 4 * features), GELU(), Linear(4 * features, features)
+            every = Linear(features, between), GELU(), Linear(between, features)
             mixture = Residual(mixture, Sequential(*every))
         layers += [TransformerBlock(features, heads, causal=True, feed_forward=mixture, **options)]
     layers += [LayerNorm(features)]

@@ -153,7 +153,7 @@ class MeshOptions:
     mesh: str | None = option(
         None,
         "ranks along each axis, such as data=2,pipeline=2, data=2,tensor=2, context=2 (positions of sequences; beside "
-        "data, pipeline and tensor), expert=2 (some experts each; beside data and tensor), data=2,space=2 (rows of "
+        "data, pipeline and tensor), expert=2 (some experts each; beside these), data=2,space=2 (rows of "
         "images), branch=2; ps (ssp:S, async), downpour, "
         "local-sgd, diloco, easgd: data counts replicas, of pipeline x tensor ranks each",
         metavar="AXIS=RANKS,...",

@@ -171,8 +171,8 @@ class LoggedLoader:
 
     def __init__(self, loader: Loader, log: SampleLog, trainer: Trainer):
         self._loader, self._log, self._trainer = loader, log, trainer
-        # Of ranks that compute the same samples together the first writes.
-        self._writes = not any(place for axis, place in trainer.mesh.places.items() if axis != "data")
+        # Of ranks that compute the same samples together the first writes; those of these two axes have other samples.
+        self._writes = not any(place for axis, place in trainer.mesh.places.items() if axis not in ("data", "expert"))
 
     def __len__(self) -> int:
         return len(self._loader)

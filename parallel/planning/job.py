@@ -63,8 +63,13 @@ class Axes(NamedTuple):
         return cls(**sizes)
 
     @classmethod
-    def all(cls, ranks: int, most_stages: int, most_parts: int, most_positions: int = 1) -> Iterator[Axes]:
-        """Yield every mesh of `ranks` ranks within the limits."""
+    def all(
+        cls, ranks: int, most_stages: int, most_parts: int, most_positions: int = 1, experts: int = 0
+    ) -> Iterator[Axes]:
+        """Yield every mesh of `ranks` ranks within the limits; with an axis "expert" where some ranks divide experts.
+
+        Pipelines are left out beside that axis: nothing predicts them.
+        """
         divisors = [n for n in range(1, math.isqrt(ranks) + 1) if ranks % n == 0]
         divisors = sorted({*divisors, *(ranks // n for n in divisors)})
         contexts = [n for n in divisors if n <= most_positions] or [1]
@@ -72,6 +77,9 @@ class Axes(NamedTuple):
             model = pipeline * tensor * context
             if pipeline <= most_stages and tensor <= most_parts and ranks % model == 0:
                 yield cls(ranks // model, pipeline, tensor, context)
+                for expert in divisors[1:] if pipeline == 1 and experts else ():
+                    if experts % (expert * tensor) == 0 and ranks % (model * expert) == 0:
+                        yield cls(ranks // (model * expert), 1, tensor, context, expert)
 
 
 @dataclass(frozen=True)
@@ -125,6 +133,10 @@ class Job:
     def parameters(self) -> float:
         """Bytes."""
         return sum(layer.parameters for layer in self.layers)
+
+    def updating(self, nbytes: float) -> float:
+        """Return seconds of the optimizer for some of the parameters, given in bytes."""
+        return self.update * nbytes / self.parameters if nbytes else 0.0
 
     def loss(self, samples: float) -> float:
         """Return seconds that belong to no layer, for `samples` samples."""

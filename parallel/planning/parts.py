@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from collectives.pricing.networks import Network
 from parallel.planning.context_costs import Exposed, attention_ways
+from parallel.planning.group_costs import Group
 from parallel.planning.job import Axes, Job
 from parallel.planning.profile import LayerProfile
 
@@ -35,6 +36,16 @@ class Part(NamedTuple):
     routing: float = 0.0
 
     @property
+    def parameters(self) -> float:
+        """Bytes."""
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def alike(self) -> float:
+        """Bytes of the parameters that all ranks of the axis "expert" have."""
+        return self.parameters - sum(layer.experts for layer in self.layers)
+
+    @property
     def backward(self) -> float:
         return sum(layer.backward for layer in self.layers)
 
@@ -58,7 +69,8 @@ def part_of(job: Job, axes: Axes, network: Network, readers: int = 0, waiting: b
     share, t, c, e = job.share(readers), axes.tensor, axes.context, axes.expert
     workers = min(readers, -(-job.batch // share)) * t * c
     layers, group = job.of(share), axes.group("tensor", job.node_memory)
-    everyone = axes.group("tensor", False)._replace(count=e * t)
+    everyone = Group(e * t, axes.pipeline * c)
+    parts = e * t if e > 1 else 1  # without an axis "expert" ranks of "tensor" have all experts
     found, seconds, routing, nbytes, how = [], 0.0, 0.0, 0.0, attention_of(job, axes, network)
     for layer in layers:
         summed = (layer.summed or layer.output) / c
@@ -67,11 +79,11 @@ def part_of(job: Job, axes: Axes, network: Network, readers: int = 0, waiting: b
         seconds += 2 * each + waits.seconds
         nbytes += 4 * layer.tensor_sums * group.sent(summed) + waits.sent
         cut = {name: getattr(layer, name) / t / c for name in ("forward", "backward", "weight_gradient", "saved")}
-        cut |= {"parameters": (layer.parameters - layer.experts) / t + layer.experts / (e * t)}
-        cut |= {"output": layer.output / c}
+        cut |= {"parameters": (layer.parameters - layer.experts) / t + layer.experts / parts}
+        cut |= {"output": layer.output / c, "experts": layer.experts / parts}
         if e > 1:
-            routing += 4 * everyone.alltoall(layer.routed / t, network)
-            nbytes += 4 * everyone.sent(layer.routed / t)
+            routing += 4 * everyone.alltoall(layer.routed / t / c, network)
+            nbytes += 4 * everyone.sent(layer.routed / t / c)
         if waiting:
             cut |= {
                 "forward": cut["forward"] + each + waits.forward,
@@ -79,6 +91,22 @@ def part_of(job: Job, axes: Axes, network: Network, readers: int = 0, waiting: b
             }
         found.append(layer._replace(**cut))
     return Part(share, tuple(found), seconds, nbytes, workers, routing)
+
+
+def sum_over_experts(mine: Part, axes: Axes, network: Network) -> tuple[float, float]:
+    """Return seconds and bytes of the sum, along the axis "expert", of the gradients that all its ranks have.
+
+    Raises
+    ------
+    ValueError
+        A network without experts.
+    """
+    if axes.expert == 1:
+        return 0.0, 0.0
+    if mine.alike == mine.parameters:
+        raise ValueError(f"an axis expert={axes.expert} needs a network with experts: leave it out")
+    group = axes.group("expert", False)
+    return group.allreduce(mine.alike, network), 2 * group.sent(mine.alike)
 
 
 def exposed(layer: LayerProfile, axes: Axes, network: Network) -> dict[str, Exposed]:
@@ -90,7 +118,7 @@ def exposed(layer: LayerProfile, axes: Axes, network: Network) -> dict[str, Expo
 
 def attention_of(job: Job, axes: Axes, network: Network) -> str:
     """Return how ranks that share sequences compute attention in least time: "ring" or "ulysses"; "" if none do."""
-    found = [exposed(layer, axes, network) for layer in job.of(job.share(axes.data)) if layer.keys]
+    found = [exposed(layer, axes, network) for layer in job.of(job.share(axes.data * axes.expert)) if layer.keys]
     if axes.context == 1 or not found:
         return ""
     ways = [way for way in found[0] if all(way in each for each in found)]

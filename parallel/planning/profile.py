@@ -32,7 +32,7 @@ COLUMNS = ("layer", "forward_ms", "backward_ms", "output_bytes", "parameter_byte
 HALF = 2  # bytes of a float16
 MORE = ("weight_gradient_ms", "saved_bytes", "tensor_sums", "sum_bytes")
 OF_ATTENTION = ("attention_ms", "key_bytes", "heads", "positions")
-OF_EXPERTS = ("routed_bytes", "expert_bytes")
+OF_EXPERTS = ("routed_bytes", "expert_bytes", "experts")
 
 
 class LayerProfile(NamedTuple):
@@ -64,6 +64,8 @@ class LayerProfile(NamedTuple):
         bytes of the positions that are sent to experts once, one for each choice; 0 without experts
     experts : float
         bytes of the experts, of those of the parameters
+    expert_count : int
+        how many experts a mixture has; 0 without
     """
 
     name: str
@@ -81,6 +83,7 @@ class LayerProfile(NamedTuple):
     positions: int = 0
     routed: float = 0.0
     experts: float = 0.0
+    expert_count: int = 0
 
     def of_samples(self, share: float) -> "LayerProfile":
         """Return the layer with `share` times the samples: all but its parameters is scaled."""
@@ -136,6 +139,7 @@ def read_profile(path: str | Path) -> list[LayerProfile]:
                 int(value.get("positions", 0)),
                 value.get("routed_bytes", 0.0),
                 value.get("expert_bytes", 0.0),
+                int(value.get("experts", 0)),
             )
         )
     checked(layers, path)
@@ -154,7 +158,7 @@ def write_profile(layers: Sequence[LayerProfile]) -> str:
         forward, backward, weights = times
         output, parameters, *more = (f"{value:.12g}" for value in (layer.output, layer.parameters, *layer[6:9]))
         attention = f"{1e3 * layer.attention:.6g}", f"{layer.keys:.12g}", layer.heads, layer.positions
-        experts = f"{layer.routed:.12g}", f"{layer.experts:.12g}"
+        experts = f"{layer.routed:.12g}", f"{layer.experts:.12g}", layer.expert_count
         more += [*attention, *experts]
         out.writerow((layer.name.replace(",", ""), forward, backward, output, parameters, weights, *more))
     return text.getvalue()
@@ -201,8 +205,9 @@ def count_layers(network: Network, samples: int, flops: float, copy: float) -> l
                 samples * keys * item,
                 heads,
                 positions,
-                samples * item * sum(routed for _, routed, _ in experts),
-                item * sum(count for _, _, count in experts),
+                samples * item * sum(routed for _, routed, _, _ in experts),
+                item * sum(parameters for _, _, parameters, _ in experts),
+                math.gcd(*(count for _, _, _, count in experts)),
             )
         )
     return checked(layers)
@@ -218,8 +223,8 @@ def attention_of(network: Network, path: str) -> tuple[int, int, int, int]:
     return core, keys, heads, positions
 
 
-def mixtures_of(network: Network) -> list[tuple[str, int, int]]:
-    """(path, numbers that a sample sends to experts, parameters of the experts) of every mixture of experts."""
+def mixtures_of(network: Network) -> list[tuple[str, int, int, int]]:
+    """(path, numbers that a sample sends to experts, their parameters, how many there are) of every mixture."""
     found = []
     for path, layer, in_shape, _ in network.layers():
         while isinstance(layer, Wrapper):
@@ -227,7 +232,7 @@ def mixtures_of(network: Network) -> list[tuple[str, int, int]]:
         if isinstance(layer, MixtureOfExperts):
             specs = layer.specs(in_shape)[0]
             parameters = sum(math.prod(specs[name].shape) for name in ("A", "B"))
-            found.append((path, math.prod(in_shape) * layer.top, parameters))
+            found.append((path, math.prod(in_shape) * layer.top, parameters, layer.experts))
     return found
 
 

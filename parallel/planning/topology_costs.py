@@ -20,6 +20,7 @@ from collectives.steps import Recv, Round, Send, relabel_ranks
 TRIED = {
     "allgather": ("ring", "doubling", "bruck", "pat"),
     "allreduce": ("doubling", "swing"),
+    "alltoall": ("pairwise",),
     "broadcast": ("binomial", "bine"),
     "reduce": ("binomial", "bine"),
     "scatter": ("flat", "binomial"),

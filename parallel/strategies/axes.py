@@ -22,12 +22,12 @@ SAME_SAMPLES = {
     for axis, beside in {
         "space": ("data", "space"),
         "branch": ("data", "branch"),
-        "context": ("data", "pipeline", "context", "tensor"),
+        "context": ("data", "expert", "pipeline", "context", "tensor"),
     }.items()
 }
 # And where it has an axis "expert".
 EXPERT = Supports(
-    axes=("data", "tensor", "expert"),
+    axes=("data", "expert", "pipeline", "context", "tensor"),
     mixed=True,
     elastic=True,
     compress=ALIKE,

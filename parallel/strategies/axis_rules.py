@@ -18,13 +18,8 @@ NOT_BESIDE = {
         "ranks that share images have all parameters and sum the gradients of all, others have parts of them",
     ),
     **dict.fromkeys(("space", "branch", "context"), "samples are cut in one way: rows, branches or positions"),
-}
-# Why "expert" goes with no axis but "data" and "tensor", by the other one.
-NOT_BESIDE_EXPERT = {
-    "pipeline": "ranks with other samples ask each other in every layer with experts, and pipelines run by themselves",
-    **dict.fromkeys(
-        ("space", "branch", "context"), "its ranks have different samples, and those of the other the same"
-    ),
+    "expert": "experts are chosen for positions of sequences, and these axes cut images; use data, pipeline, context "
+    "or tensor",
 }
 # Why a worker, or a replica without servers, is no pipeline that updates after every mini-batch.
 NEVER_FLUSHED = "it updates its stages itself after every mini-batch, and no gradient of a step is left"
@@ -123,10 +118,6 @@ def _experts(options) -> None:
     """Ranks that have some of the experts each: with what, and no other way beside it."""
     if not axes.is_expert(options):
         return
-    given = axes.mesh(options)
-    for other, why in NOT_BESIDE_EXPERT.items():
-        if given.get(other, 1) > 1 or (other == "pipeline" and axes.is_pipeline(options)):
-            raise OptionError(f"--mesh {options.mesh}: an axis expert does not go with {other}: {why}: leave one out")
     _of_axis(options, "expert", f"--mesh {options.mesh}")
     if options.node_memory == "on":
         raise OptionError("--node-memory on: gradients beside an axis expert are summed by messages; leave it out")
@@ -156,13 +147,7 @@ def check(options, ranks: int, network, optimizer) -> int | None:
     if axes.is_pipeline(options):
         return _check_stages(options, ranks, network, optimizer)
     sizes = axes.sizes(options, ranks)
-    if axes.is_expert(options):
-        from parallel.strategies.expert.dealing import check as check_experts
-
-        try:
-            check_experts(network, sizes["expert"], sizes["tensor"])
-        except ValueError as error:
-            raise OptionError(f"--mesh {options.mesh}: {error}") from error
+    _check_experts(options, sizes, network)
     network = _positions(options, sizes, network)
     if axes.is_tensor(options):
         from nn.losses import Loss
@@ -173,7 +158,7 @@ def check(options, ranks: int, network, optimizer) -> int | None:
             _refuse_nothing_sent(options, sizes["data"] * sizes["context"])
         return sizes["data"] * sizes["expert"]
     if axes.is_expert(options):
-        _refuse_nothing_sent(options, sizes["data"])
+        _refuse_nothing_sent(options, sizes["data"] * sizes["context"])
         return sizes["data"] * sizes["expert"]
     axis = axes.same_samples_axis(options)
     if axis in ("space", "branch"):
@@ -184,6 +169,16 @@ def check(options, ranks: int, network, optimizer) -> int | None:
         except ValueError as error:
             raise OptionError(f"--mesh {options.mesh}: {error}") from error
     return sizes["data"] if axis else None
+
+
+def _check_experts(options, sizes: dict[str, int], network) -> None:
+    """Refuse a network whose experts cannot be dealt out."""
+    from parallel.strategies.expert.dealing import check as check_experts
+
+    try:
+        check_experts(network, sizes["expert"], sizes["tensor"])
+    except ValueError as error:
+        raise OptionError(f"--mesh {options.mesh}: {error}") from error
 
 
 def _positions(options, sizes: dict[str, int], network):
@@ -217,18 +212,19 @@ def _check_stages(options, ranks: int, network, optimizer) -> int:
     from parallel.strategies.tensor.rewriting import share
 
     sizes = axes.sizes(options, ranks)
-    if options.batch < sizes["data"]:
+    pipelines = sizes["data"] * sizes["expert"]
+    if options.batch < pipelines:
         raise OptionError(
-            f"--batch {options.batch} cannot be cut among {sizes['data']} pipelines: use a batch of at least "
-            f"{sizes['data']}, or fewer of them"
+            f"--batch {options.batch} cannot be cut among {pipelines} pipelines: use a batch of at least "
+            f"{pipelines}, or fewer of them"
         )
-    given = arguments(options, sizes["data"])
+    given = arguments(options, pipelines)
     stale = given["schedule"] == "pipedream"
-    if stale and (sizes["data"] * sizes["context"] * sizes["tensor"] > 1 or options.strategy == "zero1"):
+    if stale and (pipelines * sizes["context"] * sizes["tensor"] > 1 or options.strategy == "zero1"):
         raise OptionError(
             f"--pipeline {options.pipeline}: every mini-batch has an update of its own, which several ranks with a "
-            "stage would have to wait for: leave out --mesh data, context, tensor and --strategy zero1; a stage on "
-            "several ranks, which take turns, is pipedream:replicas=2/1"
+            "stage would have to wait for: leave out --mesh data, expert, context, tensor and --strategy zero1; a "
+            "stage on several ranks, which take turns, is pipedream:replicas=2/1"
         )
     if stale and options.compress:
         raise OptionError(
@@ -236,6 +232,7 @@ def _check_stages(options, ranks: int, network, optimizer) -> int:
             "they are: leave it out"
         )
     _refuse_nothing_sent(options, sizes["data"] * sizes["context"])
+    _check_experts(options, sizes, network)
     given = {name: value for name, value in given.items() if name not in ("recompute", "vertical_sync")}
     whole = network
     network = share(_positions(options, sizes, network), Loss(), sizes["tensor"], options.tensor).network
@@ -250,4 +247,4 @@ def _check_stages(options, ranks: int, network, optimizer) -> int:
     except ValueError as error:
         name = next((name for name in ("pipeline", "mesh") if getattr(options, name)), "strategy")
         raise OptionError(f"{flag(name)} {getattr(options, name)}: {error}") from error
-    return sizes["data"]
+    return pipelines

@@ -242,40 +242,22 @@ def build(options, network, loss, optimizer, communicator) -> DistributedTrainer
 def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1) -> Prediction:
     """F, B with buckets that leave as they fill, U; in a node's memory F, B, sum and U / N (strategies/estimate.py)."""
     from parallel.planning.job import Prediction
-    from parallel.planning.parts import part_of
+    from parallel.planning.parts import part_of, sum_over_experts
 
-    mine, group = part_of(job, axes, network), axes.group("data", job.node_memory)
-    if axes.expert > 1:
-        return _with_experts(job, axes, network, mine)
-    gradients, update = job.parameters / axes.tensor, job.update / axes.tensor
+    mine, group = part_of(job, axes, network), axes.group("data", job.node_memory and axes.expert == 1)
+    gradients, update = mine.parameters, job.updating(mine.parameters)
+    experts, along = sum_over_experts(mine, axes, network)
     if group.in_memory(network) and axes.tensor * axes.context == 1:  # who has finished sums and updates the next block
         update /= group.count
         exchange = network.barrier_seconds(group.count) + group.adding(gradients, network)
     else:
         exchange = after_backprop(job, mine.layers, group, network)
     computation = mine.computation + job.loss(mine.samples)
-    parts = {"computation": computation, "update": update, "gradients": exchange, "activations": mine.sums}
+    parts = {"computation": computation, "update": update, "gradients": exchange + experts, "activations": mine.sums}
+    parts |= {"experts": mine.routing} if axes.expert > 1 else {}
     memory = (2 + job.moments) * gradients + mine.saved
     computing = mine.workers * computation + axes.ranks * update
-    return Prediction("ddp", axes, parts, computing, 2 * group.sent(gradients) + mine.sent, memory)
-
-
-def _with_experts(job: Job, axes: Axes, network: CostNetwork, mine) -> Prediction:
-    """The same where experts are dealt out: all other gradients are summed along "expert", then all along "data"."""
-    from parallel.planning.job import Prediction
-
-    if not any(layer.experts for layer in mine.layers):
-        raise ValueError(f"an axis expert={axes.expert} needs a network with experts: leave it out")
-    experts = sum(layer.experts for layer in mine.layers) / (axes.expert * axes.tensor)
-    gradients = sum(layer.parameters for layer in mine.layers)
-    along, across = axes.group("data", False), axes.group("expert", False)
-    exchange = across.allreduce(gradients - experts, network) + along.allreduce(gradients, network)
-    computation, update = mine.computation + job.loss(mine.samples), job.update * gradients / job.parameters
-    parts = {"computation": computation, "update": update, "gradients": exchange}
-    parts |= {"activations": mine.sums, "experts": mine.routing}
-    computing = mine.workers * computation + axes.ranks * update
-    sent = 2 * along.sent(gradients) + 2 * across.sent(gradients - experts) + mine.sent
-    return Prediction("ddp", axes, parts, computing, sent, (2 + job.moments) * gradients + mine.saved)
+    return Prediction("ddp", axes, parts, computing, 2 * group.sent(gradients) + along + mine.sent, memory)
 
 
 def after_backprop(job: Job, layers: Sequence[LayerProfile], group: Group, network: CostNetwork) -> float:

@@ -21,7 +21,8 @@ costs of collectives are those of planning/group_costs.py.
 
 On the axis "tensor" every layer takes a part of its seconds and of its bytes, and sums (LayerProfile). On "context" it
 takes a part of its seconds and activations, and what of a ring, or of Ulysses' alltoalls, is not hidden
-(planning/context_costs.py); its ranks sum gradients with those of "data".
+(planning/context_costs.py); its ranks sum gradients with those of "data". On "expert" ranks have other samples and
+some of the experts: positions travel in alltoalls, and all other gradients are summed along it, too.
 Activations are counted with what is kept, and a unit or two that are whole for a moment.
 
 What is left out: that ranks differ and wait for the slowest, that cores of a node share memory and clock, loading data.
@@ -31,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from math import inf
+from math import gcd, inf
 
 from collectives.pricing.networks import Network
 from parallel.planning.job import Axes, Job, Prediction
@@ -95,9 +96,10 @@ def estimate(
                 f"context={axes.context}: "
                 + (f"sequences have {most} positions: use at most {most}" if most > 1 else "no layer has attention")
             )
-    if axes.expert > 1 and (name != "ddp" or axes.pipeline * axes.context > 1):
+    if axes.expert > 1 and name not in SHARED:
         raise ValueError(
-            f"{strategy} is not predicted with experts dealt out: leave expert={axes.expert} out, or use ddp"
+            f"{strategy} is not predicted with experts dealt out: leave expert={axes.expert} out, or use "
+            f"{', '.join(SHARED)}"
         )
     if axes.ranks == 1:
         return serial(job)
@@ -141,8 +143,9 @@ def candidates(job: Job, ranks: int, most_parts: int = MOST_PARTS) -> Iterator[t
     yield from ((name, Axes(ranks)) for name in ALONE)
     if ranks <= MOST_PLANNED:
         yield "pipedream", Axes(ranks)
-    for axes in Axes.all(ranks, len(job.layers), most_parts, min(most_parts, most_positions(job))):
-        if axes.data > job.batch:
+    experts = gcd(*(layer.expert_count for layer in job.layers))
+    for axes in Axes.all(ranks, len(job.layers), most_parts, min(most_parts, most_positions(job)), experts):
+        if axes.data * axes.expert > job.batch:
             continue
         if axes.pipeline == 1:
             yield from ((name, axes) for name in SHARED if axes.data * axes.context > 1 or name == "ddp")

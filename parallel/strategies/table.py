@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from parallel.strategies import DECLARED, STRATEGIES
 from parallel.strategies.axes import EXPERT, SAME_SAMPLES
-from parallel.strategies.axis_rules import NEVER_FLUSHED, NOT_BESIDE, NOT_BESIDE_EXPERT
+from parallel.strategies.axis_rules import NEVER_FLUSHED, NOT_BESIDE
 from parallel.strategies.declaration import ALL, COLUMNS, NEVER_TOGETHER, Supports
 from parallel.strategies.parameter_server import AFTER_A_LOSS, IN_STEP, ON_WORKERS
 from parallel.strategies.zero import NOT_STAGES, SHARDED, STAGES
@@ -72,9 +72,6 @@ def _of_axes(rows: dict[str, Supports]) -> list[str]:
     for why in dict.fromkeys(NOT_BESIDE.values()):
         others = " or ".join(f"`{axis}`" for axis, other in NOT_BESIDE.items() if other == why)
         found.append(f"an axis `space` or `branch` beside {others}: {why}")
-    for why in dict.fromkeys(NOT_BESIDE_EXPERT.values()):
-        others = " or ".join(f"`{axis}`" for axis, other in NOT_BESIDE_EXPERT.items() if other == why)
-        found.append(f"an axis `expert` beside {others}: {why}")
     beside = {"of `ps` in step": IN_STEP, "and `--server-place workers`": ON_WORKERS, "and `--elastic`": AFTER_A_LOSS}
     found += [f"an axis `pipeline` or `tensor` beside servers, {what}: {why}" for what, why in beside.items()]
     replicas = [f"`{name}`" for name, can in rows.items() if can.local_update and "pipeline" in can.axes]

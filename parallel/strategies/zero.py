@@ -190,11 +190,12 @@ def build(options, network, loss, optimizer, communicator) -> DistributedTrainer
 def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1) -> Prediction:
     """F, B, reduce-scatter, U / N, allgather; in stage 2 reduced in units while B goes on (strategies/estimate.py)."""
     from parallel.planning.job import Prediction
-    from parallel.planning.parts import part_of
+    from parallel.planning.parts import part_of, sum_over_experts
 
     stage = STAGES[text]
-    mine, group = part_of(job, axes, network), axes.group("data", job.node_memory)
-    whole, n, k = job.parameters / axes.tensor, group.count, job.moments
+    mine, group = part_of(job, axes, network), axes.group("data", job.node_memory and axes.expert == 1)
+    whole, n, k = mine.parameters, group.count, job.moments
+    experts, along = sum_over_experts(mine, axes, network)
     if stage == 2 and job.overlap and not group.in_memory(network):
         streams = Streams()
         for unit in reversed(units(job, mine.layers)):
@@ -203,26 +204,28 @@ def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1
         exchange = max(0.0, streams.sent - streams.now)
     else:
         exchange = group.reduce_scatter(whole, network)
-    computation, update = mine.computation + job.loss(mine.samples), job.update / axes.tensor / n
+    computation, update = mine.computation + job.loss(mine.samples), job.updating(whole) / n
     parts = {
         "computation": computation,
         "update": update,
-        "gradients": exchange,
+        "gradients": exchange + experts,
         "parameters": group.allgather(whole, network),
         "activations": mine.sums,
     }
+    parts |= {"experts": mine.routing} if axes.expert > 1 else {}
     memory = (2 + k / n, 1 + (1 + k) / n)[stage - 1] * whole + mine.saved
     computing = mine.workers * computation + axes.ranks * update
-    return Prediction(text, axes, parts, computing, 2 * group.sent(whole) + mine.sent, memory)
+    return Prediction(text, axes, parts, computing, 2 * group.sent(whole) + along + mine.sent, memory)
 
 
 def cost_of_fsdp(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1) -> Prediction:
     """A unit is gathered before its F and its B, one ahead where it travels, and reduced after."""
     from parallel.planning.job import Prediction
-    from parallel.planning.parts import part_of
+    from parallel.planning.parts import part_of, sum_over_experts
 
-    mine, group = part_of(job, axes, network), axes.group("data", job.node_memory)
-    whole, n = job.parameters / axes.tensor, group.count
+    mine, group = part_of(job, axes, network), axes.group("data", job.node_memory and axes.expert == 1)
+    whole, n = mine.parameters, group.count
+    experts, along = sum_over_experts(mine, axes, network)
     found = units(job, mine.layers)
     size = [sum(layer.parameters for layer in unit) for unit in found]
     there = 1 if group.in_memory(network) else 2  # units at once: one more where the next is gathered ahead
@@ -233,16 +236,17 @@ def cost_of_fsdp(job: Job, axes: Axes, network: CostNetwork, text: str, servers:
         again = group.allgather(nbytes, network) if i >= there else 0.0  # the last ones still are
         streams.gather_and_compute(again, sum(layer.backward for layer in unit))
         streams.send(group.reduce_scatter(nbytes, network))
-    computation, update = mine.computation + job.loss(mine.samples), job.update / axes.tensor / n
+    computation, update = mine.computation + job.loss(mine.samples), job.updating(whole) / n
     parts = {
         "computation": computation,
         "update": update,
         "units": max(0.0, max(streams.now, streams.sent) - mine.computation),
         "activations": mine.sums,
     }
+    parts |= {"gradients": experts, "experts": mine.routing} if axes.expert > 1 else {}
     memory = (2 + job.moments) * whole / n + 2 * max(size) + mine.saved
     computing = mine.workers * computation + axes.ranks * update
-    sent = 3 * group.sent(whole) - group.sent(sum(size[-there:])) + mine.sent
+    sent = 3 * group.sent(whole) - group.sent(sum(size[-there:])) + along + mine.sent
     return Prediction("fsdp", axes, parts, computing, sent, memory)
 
 

@@ -1,14 +1,18 @@
-"""Experts against the dense network of the same work for each position: Tiny Shakespeare, three seeds.
+"""Experts against dense networks, of the same work and of the same parameters: Tiny Shakespeare, three seeds.
 
-    python scripts/experiments/experts.py                    # some minutes
-    python scripts/experiments/experts.py --limit 640 --seeds 1
+    python scripts/experiments/experts.py                    # some 20 minutes on one core
+    python scripts/experiments/experts.py --runs 1           # one run, which the next call continues behind
+    python scripts/experiments/experts.py --limit 640 --seeds 1 --out runs/short
 
 The claim (Shazeer et al. 2017; Fedus et al. 2022): with the same multiply-accumulates for each position, more experts
 reach a lower loss in as many steps, as they have more parameters. All else is alike: data, order, steps, rate. With
-top=1 a position passes one expert as large as the dense network's two layers; the router's products come on top.
+top=1 a position passes one expert as large as the dense network's two layers; with top=2 two that are half as wide
+(DeepSeek-AI 2024). The router's products come on top. A dense network with as many parameters as eight experts have
+is the bound: it computes all of them for every position.
 
-Every run trains on batches of random windows, and is measured once, in the end, on the whole of the test text. Nothing
-is chosen by that loss.
+Every run sees each window of the training text once an epoch, in the order of its seed, and is measured once, in the
+end, on the whole of the test text. Nothing is chosen by that loss. Runs that experts.json has with the same settings
+are not made again.
 """
 
 from __future__ import annotations
@@ -22,13 +26,15 @@ from statistics import mean, stdev
 
 import nn
 from nn.training.checkpoints import write_atomically
+from parallel.command.arguments import Parser, new_directory, whole
 
-LENGTH, BATCH, RATE = 64, 32, 0.003
+LENGTH, BATCH, RATE = 64, 16, 0.003
 BASE = "transformer:64,4,2"
 CASES = {
-    "dense": BASE,
+    "dense, the same work": BASE,
     "8 experts, top 1": f"{BASE},experts=8,top=1",
-    "8 experts, top 1, sigmoid gate with a bias": f"{BASE},experts=8,top=1,gate=sigmoid,auxiliary=0",
+    "8 experts, top 2, half as wide": f"{BASE},experts=8,top=2,hidden=128",
+    "dense, as many parameters": f"{BASE},hidden=2048",
 }
 
 
@@ -48,38 +54,53 @@ def run(model: str, data: nn.data.Data, seed: int, epochs: int) -> dict:
 
 
 def table(found: dict[str, list[dict]]) -> str:
-    """A row for each network, in Markdown."""
+    """A row for each network, in Markdown; differences are of the same seed."""
+    dense = next(iter(found.values()))
     lines = [
-        "| network | parameters | MACs a position | test loss, mean | seeds | busiest expert |",
-        "|---|---|---|---|---|---|",
+        "| network | parameters | MACs a position | test loss | less than dense, by seed | busiest expert | time |",
+        "|---|---:|---:|---|---|---|---:|",
     ]
     for name, runs in found.items():
         losses = [each["loss"] for each in runs]
         spread = f" +- {stdev(losses):.4f}" if len(losses) > 1 else ""
-        listed = ", ".join(f"{loss:.4f}" for loss in losses)
-        busiest = f"{max(each['busiest'] for each in runs):.1f} of 8" if runs[0]["busiest"] else ""
-        cells = f"{runs[0]['parameters']:,}", f"{runs[0]['macs']:,.0f}", f"{mean(losses):.4f}{spread}", listed, busiest
+        less = ", ".join(f"{other['loss'] - each['loss']:+.4f}" for other, each in zip(dense, runs, strict=False))
+        busiest = f"{max(each['busiest'] for each in runs):.1f} times its share" if runs[0]["busiest"] else ""
+        cells = (
+            f"{runs[0]['parameters']:,}",
+            f"{runs[0]['macs']:,.0f}",
+            f"{mean(losses):.4f}{spread}",
+            "" if runs is dense else less,
+            busiest,
+            f"{mean(each['seconds'] for each in runs):.0f} s",
+        )
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--limit", type=int, help="use only so many windows of each split")
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=whole(1), default=3)
+    parser.add_argument("--epochs", type=whole(1), default=1)
+    parser.add_argument("--limit", type=whole(1), help="use only so many windows of each split")
+    parser.add_argument("--runs", type=whole(1), help="make at most so many runs that experts.json lacks")
     parser.add_argument("--data-dir", default=os.environ.get("RINGPROP_DATA", "data"), help="where data sets are")
-    parser.add_argument("--out", type=Path, default=Path("runs/experts"), help="directory for experts.json")
+    parser.add_argument("--out", type=new_directory, default="runs/experts", help="directory for experts.json")
     options = parser.parse_args()
     data = nn.data.load("tinyshakespeare", options.data_dir, length=LENGTH, limit=options.limit)
-    found: dict[str, list[dict]] = {name: [] for name in CASES}
-    options.out.mkdir(parents=True, exist_ok=True)
-    for seed in range(options.seeds):
-        for name, model in CASES.items():
-            found[name].append(run(model, data, seed, options.epochs))
-            print(f"seed {seed}, {name}: {found[name][-1]}", flush=True)
-            write_atomically(options.out / "experts.json", (json.dumps(found, indent=1) + "\n").encode())
+    settings = {"epochs": options.epochs, "windows": len(data.train), "batch": BATCH, "rate": RATE}
+    file = Path(options.out) / "experts.json"
+    record = json.loads(file.read_text()) if file.exists() else {}
+    runs = record["runs"] if record.get("settings") == settings else {}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    missing = [
+        (seed, name) for seed in range(options.seeds) for name in CASES if str(seed) not in runs.setdefault(name, {})
+    ]
+    for seed, name in missing[: options.runs]:
+        runs[name][str(seed)] = run(CASES[name], data, seed, options.epochs)
+        print(f"seed {seed}, {name}: {runs[name][str(seed)]}", flush=True)
+        write_atomically(file, (json.dumps({"settings": settings, "runs": runs}, indent=1) + "\n").encode())
     steps = options.epochs * -(-len(data.train) // BATCH)
+    found = {name: list(by_seed.values()) for name, by_seed in runs.items() if by_seed}
     print(f"\n{steps} steps of {BATCH} windows of {LENGTH} characters:\n\n{table(found)}")
 
 

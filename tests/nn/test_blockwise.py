@@ -130,6 +130,16 @@ def test_no_square_array_is_kept_or_made():
     assert ctx.network_context.pool.nbytes < whole_scores / 2
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_sequences_of_one_block_are_computed_whole(causal):
+    """To the bit, for whole scores are faster there; longer ones are added up in another order."""
+    for size, same in ((8, True), (7, False)):
+        whole = one_pass(MultiHeadAttention(12, 3, causal), sample((2, 8, 12)))
+        layer = MultiHeadAttention(12, 3, causal, attention=f"blocks:{size}")
+        by_blocks = one_pass(layer, sample((2, 8, 12)), gy=whole.gy, w=whole.w)
+        assert (by_blocks.y.tobytes() == whole.y.tobytes()) == same
+
+
 def test_blocks_of_positions():
     assert [(b.rows, b.position) for b in blocks(np.array([0, 1, 2, 6, 7]), 2)] == [
         (slice(0, 2), 0),

@@ -75,6 +75,23 @@ def test_gradient_and_contract(gate, top, capacity):
     check_micro_batches(layer, sample((5, 7, 6)))
 
 
+def test_noise_is_what_the_router_is_given_in_training():
+    """Its gradient, the experts' own x, evaluation, and samples that are computed in parts."""
+    layer = nn.MixtureOfExperts(6, 4, 2, 5, auxiliary=0, noise=0.3)
+    assert gradcheck(layer, sample()) < 1e-6
+    check_micro_batches(layer, sample((5, 7, 6)))
+    x = sample()
+    plain = one_pass(nn.MixtureOfExperts(6, 4, 2, 5, auxiliary=0), x)
+    noisy = one_pass(layer, x, gy=plain.gy, w=plain.w)
+    assert abs(noisy.y - plain.y).max() > 1e-3
+    ctx = noisy.ctx
+    ctx.micro_batch.training = False
+    assert layer.draw_noise(x.shape, ctx) is None
+    ctx.micro_batch.training = True
+    factors = layer.draw_noise((40, 9, 6), ctx)
+    assert 0.7 <= factors.min() < 0.71 and 1.29 < factors.max() <= 1.3
+
+
 @pytest.mark.parametrize("activation", ["gelu", "relu", "silu"])
 def test_activations(activation):
     assert gradcheck(nn.MixtureOfExperts(6, 3, 2, 5, activation=activation, auxiliary=0), sample()) < 1e-6
@@ -217,6 +234,7 @@ def test_model_with_a_shared_expert():
         ({"activation": "tanh"}, "activation must be 'gelu' or 'relu' or 'silu'"),
         ({"capacity": -1.0}, "capacity must be at least 0, given -1.0"),
         ({"hidden": -1}, "hidden must be at least 0, given -1"),
+        ({"noise": 1.0}, r"noise must be in \[0, 1\), given 1.0"),
     ],
 )
 def test_bad_arguments_are_refused(options, message):

@@ -13,8 +13,9 @@ from parallel.command import auto, sizes
 from parallel.command.factory import Parts, prepare
 from parallel.command.options import Options
 from parallel.command.parsing import parse, resumed
+from parallel.planning.choice import options_of
 from parallel.planning.job import Job
-from parallel.planning.profile import LayerProfile
+from parallel.planning.profile import LayerProfile, count_layers
 from parallel.settings import OptionError
 from parallel.strategies.estimate import ranking
 
@@ -63,6 +64,17 @@ def test_a_model_of_which_only_a_part_fits_gets_several_axes():
     found, lines = chosen(job(given, 1e6), memory_limit=str(least * 1.01))
     assert found["mesh"], lines
     assert any(line.startswith("ddp does not fit: ") for line in lines)
+
+
+def test_every_mesh_with_experts_that_is_tried_can_be_run():
+    network = nn.models.build("transformer:16,4,1,experts=8,top=1", (16,), 9)
+    given = Parts(None, network, nn.CrossEntropyLoss(), nn.SGD(0.1))
+    found = [p for p in ranking(Job(count_layers(network, 8, 1e9, 1e-9), 8, 32), 8, SLOW) if p.axes.expert > 1]
+    for prediction in found:
+        options = auto.with_defaults(options_of(prediction, network))
+        assert f"expert={prediction.axes.expert}" in options["mesh"]
+        auto.check(Options(batch=32, **options), 8, given)
+    assert {(p.strategy, p.axes.context > 1) for p in found} >= {("ddp", True), ("zero1", False), ("fsdp", False)}
 
 
 @pytest.mark.parametrize("options", [{"accumulate": 2}, {"reproducible": 4}, {"compress": "topk"}])

@@ -24,7 +24,7 @@ MODELS = {
     "tied, rotary, dropout": "transformer:8,4,1,1,positions=rotary,dropout=0.2",
     "sinusoidal, by blocks": "transformer:8,4,1,positions=sinusoidal,attention=blocks:2",
     "all see all, padding": "encoder:8,4,1",
-    "experts": "transformer:8,4,1,experts=4,top=2,auxiliary=0.5",
+    "experts": "transformer:8,4,1,experts=4,top=2,auxiliary=0.5,noise=0.1",
     "experts, balanced": "transformer:8,4,1,experts=4,top=1,gate=sigmoid,auxiliary=0.5",
 }
 

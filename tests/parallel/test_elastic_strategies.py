@@ -18,6 +18,7 @@ from parallel.strategies.axes import fitting
 
 DEEP = "--model", "mlp:64,16,16,10"
 TEXT = "--data", "stdlib", "--length", "8", "--model", "transformer:8,2,1"
+EXPERTS = *TEXT[:-1], "transformer:8,2,1,experts=4,top=2"
 ADAM = "--optimizer", "adam", "--lr", "0.01"
 more = partial(pytest.param, marks=pytest.mark.exhaustive)
 
@@ -39,6 +40,8 @@ def survive(tmp_path, nothing_left):
         more(2, ["--strategy", "tensor", *DEEP, *ADAM]),
         more(2, ["--mesh", "context=2", "--strategy", "zero1", *TEXT, *ADAM]),
         more(4, ["--mesh", "context=2,pipeline=2", *TEXT, *ADAM]),
+        more(2, ["--mesh", "expert=2", *EXPERTS, *ADAM]),
+        more(4, ["--mesh", "data=2,expert=2", "--strategy", "zero1", *EXPERTS, *ADAM]),
     ],
     ids=lambda value: "-".join(value[:4]).replace("--", "") if isinstance(value, list) else str(value),
 )
@@ -60,6 +63,7 @@ def test_others_come_in_the_place_of_who_has_a_part(survive, tmp_path, ranks, op
         more(4, 3, ["--mesh", "data=2,tensor=2", *DEEP], 2),
         more(4, 0, ["--mesh", "space=2", "--model", "cnn"], 2),
         more(4, 1, ["--mesh", "data=2,context=2", *TEXT], 2),
+        more(4, 1, ["--mesh", "data=2,expert=2", *EXPERTS], 2),
         more(3, 1, ["--strategy", "pipeline", *DEEP], 2),
         more(3, 0, ["--strategy", "ps"], 2),
         more(3, 2, ["--strategy", "ps", "--servers", "2"], 2),

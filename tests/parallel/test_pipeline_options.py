@@ -21,8 +21,9 @@ TEXT = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
 REFUSED = {
     "--mesh data=2,pipeline=2 --ranks 3": "does not make 3 ranks: each axis needs one of 1, 3 ranks",
     "--mesh expert=2 --ranks 2": "cnn has no experts that 2 ranks could have",
-    "--mesh expert=2,context=2 --ranks 4": "an axis expert does not go with context: its ranks have different samples",
-    "--mesh expert=2,pipeline=2 --ranks 4": "an axis expert does not go with pipeline",
+    "--mesh expert=2,space=2 --ranks 4": "axes space and expert do not go together: experts are chosen for positions",
+    "--mesh expert=2,pipeline=2 --ranks 4": "cnn has no experts that 2 ranks could have",
+    "--pipeline pipedream --mesh expert=2 --ranks 4": "leave out --mesh data, expert, context, tensor",
     "--mesh pipelines=2 --ranks 2": "what is 'pipelines=2'? it takes data=NUMBER, expert=NUMBER, pipeline=NUMBER",
     "--mesh data=0 --ranks 2": "data must have at least 1 rank",
     "--mesh , --ranks 2": "--mesh , names no axis; such as --mesh data=2,pipeline=2",

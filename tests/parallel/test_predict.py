@@ -10,6 +10,7 @@ import pytest
 
 import nn
 from collectives.pricing.networks import NETWORKS, Network
+from parallel.planning.choice import options_of
 from parallel.planning.group_costs import Group
 from parallel.planning.job import Axes, Job
 from parallel.planning.profile import LayerProfile, count_layers, read_profile, write_profile
@@ -383,7 +384,25 @@ def test_experts_dealt_out_save_memory_and_send_positions():
     both = estimate(job, "ddp", Axes(2, 1, 2, expert=2), FLAT)
     assert both.ranks == 8 and both.parts["activations"] > 0 < both.parts["experts"]
     assert Axes.parse("expert=4,data=2") == Axes(2, expert=4) and str(both.axes) == "data=2,tensor=2,expert=2"
+    shards = [estimate(job, name, Axes(2, expert=4), FLAT) for name in ("ddp", "zero1", "zero2")]
+    assert [p.memory for p in shards] == sorted((p.memory for p in shards), reverse=True)
+    assert all(p.parts["experts"] == shards[0].parts["experts"] > 0 for p in shards)
+    beside = estimate(job, "ddp", Axes(1, 1, 1, 2, 4), FLAT)
+    assert beside.attention and beside.parts["experts"] == pytest.approx(shards[0].parts["experts"]), (
+        "a rank has twice the samples, and of each half of the positions"
+    )
     with pytest.raises(ValueError, match="leave expert=2 out, or use ddp"):
-        estimate(job, "fsdp", Axes(2, expert=2), FLAT)
+        estimate(job, "ps", Axes(2, expert=2), FLAT)
     with pytest.raises(ValueError, match="an axis expert=2 needs a network with experts"):
         estimate(JOB, "ddp", Axes(2, expert=2), FLAT)
+
+
+def test_the_planner_deals_out_experts_that_fit_no_rank():
+    """Only as many ranks are tried as divide them; without experts there is no such mesh."""
+    network = nn.models.build("transformer:16,2,1,experts=12,top=2", (8,), 9)
+    job = Job(count_layers(network, 4, 1e9, 1e-9), 4, 32, node_memory=False)
+    sizes = {axes.expert for _, axes in candidates(job, 8)}
+    assert sizes == {1, 2, 4} and {axes.expert for _, axes in candidates(JOB, 8)} == {1}
+    assert all(12 % (axes.expert * axes.tensor) == 0 for _, axes in candidates(job, 8) if axes.expert > 1)
+    fastest, *_ = ranking(job, 8, NETWORKS["infiniband"], memory=0.4 * 2 * job.parameters)
+    assert fastest.axes.expert > 1 and f"expert={fastest.axes.expert}" in options_of(fastest)["mesh"]

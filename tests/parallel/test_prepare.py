@@ -62,7 +62,7 @@ WRONG = [
     (f"{TEXT} --context ulysses", "--context ulysses needs an axis: use --mesh context=2"),
     (f"{TEXT} --mesh context=2,space=2", "the axes space and context do not go together"),
     (f"{TEXT} --mesh context=2,pipeline=2 --strategy local-sgd", "--strategy local-sgd has no axis context"),
-    (f"{TEXT} --mesh context=2,pipeline=2 --pipeline pipedream", "leave out --mesh data, context, tensor"),
+    (f"{TEXT} --mesh context=2,pipeline=2 --pipeline pipedream", "leave out --mesh data, expert, context, tensor"),
     (f"{TEXT} --mesh context=4 --reproducible 4", "--reproducible does not go with --mesh context=4"),
     ("--data stdlib --model lstm:8 --mesh context=4", "only attention may look at those of other ranks"),
     ("--mesh context=4", "an axis context cuts sequences (T,) or (T, features)"),

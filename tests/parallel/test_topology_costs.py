@@ -44,6 +44,18 @@ def test_a_ring_over_both_racks_crosses_the_trunk_once_each_way():
     assert Group(4).allgather(nbytes, racks(trunk=2 * FAST).of_ranks(4)) < 0.3 * found
 
 
+def test_alltoalls_of_experts_share_a_trunk():
+    """Of four ranks two on each side send half of what they have over it; inside a rack they do not need it."""
+    nbytes, wide = 64e6, racks(trunk=16 * FAST)
+    across = Group(4).alltoall(nbytes, racks().of_ranks(4))
+    assert across == pytest.approx(nbytes / 4 / FAST + 2 * 2 * nbytes / 4 / TRUNK, rel=0.1)
+    assert Group(4).alltoall(nbytes, wide.of_ranks(4)) == pytest.approx(3 * nbytes / 4 / FAST, rel=0.1)
+    mixture = job()
+    layers = [layer._replace(routed=1e6, experts=4e6, expert_count=4) for layer in mixture.layers]
+    found = ranking(dataclasses.replace(mixture, layers=layers), 4, racks())
+    assert any(p.axes.expert > 1 and p.parts["experts"] > 0 for p in found)
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_stages_and_replicas_are_where_they_are_placed(schedule):
     """In order, pipelines stay in their racks and replicas sum over the trunk; dealt out, it is the other way round."""

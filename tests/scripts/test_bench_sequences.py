@@ -23,6 +23,46 @@ def test_blocks_need_less_memory_than_whole_scores():
 def test_a_sequence_on_two_ranks_stands_beside_one_process():
     import bench_sequences
 
-    ring, ulysses = bench_sequences.rows(quick=True, only="ranks")
+    ring, ulysses = bench_sequences.rows(quick=True, only="a sequence of")
     for row in (ring, ulysses):
         assert row.ranks == 2 and row.peer_name == "one process" and row.ours > 0 and "times as fast" in row.note
+
+
+def test_a_step_on_two_ranks_stands_beside_its_estimate():
+    """Memory is counted, so it is near; seconds are those of a busy machine."""
+    import bench_sequences
+
+    step, memory = bench_sequences.rows(quick=True, only="length 1,024, 2 ")
+    assert step.peer_name == memory.peer_name == "estimate" and step.ours > 0 < step.peer and memory.ranks == 2
+    assert 0.5 < memory.ratio < 2
+
+
+def test_an_alltoallv_of_experts_stands_beside_its_price():
+    import bench_sequences
+
+    short, long = bench_sequences.rows(quick=True, only="experts'")
+    assert (short.peer_name, short.unit) == ("price", "us") and 0 < short.peer < long.peer and long.ours > 0
+
+
+def test_the_lab_measures_attention_beside_prices():
+    import bench_crossover
+    import netlab
+
+    if reason := netlab.why_not():
+        pytest.skip(reason)
+    found = list(bench_crossover.rows(quick=True))
+    names = [row.case for row in found]
+    assert "2 hosts, 100 Mbit/s, 256 positions, 4 heads, ulysses" in names and len(found) == 4
+    assert all(row.ours > 0 < row.peer for row in found)
+
+
+def test_prices_of_a_layer_on_hosts():
+    """A fast network leaves the computation alone; the ring hides what it can, and alltoalls do not."""
+    import bench_crossover
+
+    from collectives.pricing.networks import Network
+
+    fast, slow = Network.hockney(0, 0), Network.hockney(1e-4, 1e-7)
+    assert bench_crossover.priced(1024, "ring", 2, 30.0, 8.0, fast) == pytest.approx(15)
+    around, dealt = (bench_crossover.priced(4096, way, 2, 800.0, 300.0, slow) for way in ("ring", "ulysses"))
+    assert dealt > around > 400

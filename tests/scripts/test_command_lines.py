@@ -55,6 +55,7 @@ WRONG = [
     ("get_data.py mnist --timeout nan", "argument --timeout: expected a number of seconds above 0"),
     ("get_data.py mnist --mirror=", "argument --mirror: expected http://, https:// or file:///"),
     ("experiments/scaling.py --out setup.cfg", "argument --out: "),
+    ("experiments/experts.py --seeds 0", "argument --seeds: expected a whole number of at least 1"),
     ("experiments/large_batch.py --seeds 0", "argument --seeds: expected a whole number of at least 1"),
     ("experiments/asynchronous.py --slow 0", "argument --slow: expected a number from 1 to"),
 ]

@@ -115,6 +115,10 @@ class ContextExperts(MixtureOfExperts):
         self.copy_attributes(layer)
         self.length, self.groups = length, groups
 
+    def draw_noise(self, shape, ctx):
+        whole = super().draw_noise((shape[0], self.length, *shape[2:]), ctx)
+        return None if whole is None else whole[:, self.groups.positions(self.length)]
+
     def count_choices(self, chosen, samples, ctx):
         counts = super().count_choices(chosen, samples, ctx)
         ctx.group("context").sum(counts)

@@ -1,7 +1,7 @@
 """A network whose experts are dealt out to ranks: which layer is replaced by what.
 
     mine = deal(network, 4)               # the same layers, names, arrays and random numbers
-    mine = deal(shared, 4, tensors=2)     # of a network that tensor parallelism has rewritten
+    mine = deal(shared, 4, tensors=2)     # of a network that tensor, or context, parallelism has rewritten
 
 Every `MixtureOfExperts` becomes a `DealtExperts`; one that is the body of a `Residual` with another expert as shortcut
 is computed while that one is. All else stays: ranks compute it for their own samples.
@@ -74,7 +74,7 @@ def innermost(layer: Layer) -> Layer:
 
 def _dealt(layer: Layer, experts: int, tensors: int) -> Layer:
     """What stands in a layer's place. Arrays that the axis "tensor" cuts are there once for each rank on "expert"."""
-    if type(layer) is MixtureOfExperts:
+    if isinstance(layer, MixtureOfExperts):
         return DealtExperts(layer)
     if isinstance(layer, Around):
         inner = _dealt(layer.layer, experts, tensors)

@@ -19,7 +19,8 @@ class DealtExperts(MixtureOfExperts):
     router's is a term.
 
     Ranks of the axis "tensor" are given the same samples, and each chooses for some of them: so no position is sent
-    twice. The outputs are gathered.
+    twice. The outputs are gathered. Those of the axis "context" have other positions of the same samples, and the same
+    experts as this one has: what samples choose is counted by the layer of that axis, which this one stands for.
     """
 
     def __init__(self, layer: MixtureOfExperts):
@@ -38,7 +39,9 @@ class DealtExperts(MixtureOfExperts):
         group, cut = ctx.group("tensor"), Cut(0, len(x))
         if group.size == 1:
             return super().forward(p, x, ctx)
-        y, saved = super().forward(p, cut.take(x, group, ctx), ctx)
+        noise = self.draw_noise(x.shape, ctx)  # of these samples, before they are cut
+        noise = None if noise is None else cut.take(noise, group, ctx)
+        y, saved = self.mix(p, cut.take(x, group, ctx), noise, ctx)
         return cut.gather(y, group, ctx, rounded=False), saved
 
     def backward(self, p, gy, saved, ctx):
@@ -47,6 +50,15 @@ class DealtExperts(MixtureOfExperts):
             return super().backward(p, gy, saved, ctx)
         gx, gradients = super().backward(p, cut.take(gy, group, ctx), saved, ctx)
         return (None if gx is None else cut.gather(gx, group, ctx, rounded=False)), gradients
+
+    def draw_noise(self, shape, ctx):
+        return self.undivided.draw_noise(shape, ctx)
+
+    def count_choices(self, chosen, samples, ctx):
+        return self.undivided.count_choices(chosen, samples, ctx)
+
+    def sample_length(self, positions):
+        return self.undivided.sample_length(positions)
 
     def count_load(self, counts, ctx):
         total = counts.astype(np.float64)

@@ -7,6 +7,8 @@ expert's gradient is made of the positions of all p ranks, and is summed along "
 terms, summed along both. On data x expert ranks there are as many copies of an expert as ranks on "data".
 
 With an axis "tensor" ranks have parts of attention together, and experts are dealt out to all expert x tensor ranks.
+With an axis "context" ranks have other positions of the same samples, and the same experts, whose gradients are summed
+along it as along "data". In a pipeline (strategies/pipeline) the ranks that have a stage deal out its experts.
 
 Sources: Lepikhin et al. 2020 (GShard), Fedus et al. 2022 (Switch), Rajbhandari et al. 2022 (DeepSpeed-MoE), Liu et al.
 2025 (experts over the axes of the other layers).
@@ -37,6 +39,8 @@ def ExpertParallel(
     expert: int = 0,
     tensor: int = 1,
     way: str = "pairs",
+    context: int = 1,
+    attention: str = "ring",
     stage: int = 0,
     bucketing: dict | None = None,
     unit_bytes: int = UNIT_BYTES,
@@ -55,7 +59,7 @@ def ExpertParallel(
         share every global batch.
     tensor : int
         How many ranks compute the other layers together, for the same samples; they have experts, too.
-    way, stage, bucketing, unit_bytes, prefetch, compressor
+    way, context, attention, stage, bucketing, unit_bytes, prefetch, compressor
         As for TensorParallel.
 
     Raises
@@ -66,14 +70,16 @@ def ExpertParallel(
         If ranks were given different networks, losses or optimizers.
     """
     from parallel.mesh import Mesh
+    from parallel.strategies.context.strategy import SequenceParts
     from parallel.strategies.expert.expert_pass import ExpertPass
     from parallel.strategies.gradient_sync import gradient_sync
     from parallel.trainer import DistributedTrainer
 
-    mesh = Mesh(communicator, expert=expert or communicator.size // tensor, tensor=tensor)
+    mesh = Mesh(communicator, expert=expert or communicator.size // (tensor * context), tensor=tensor, context=context)
     units = {"unit_bytes": unit_bytes, "prefetch": prefetch}
     sync = gradient_sync(mesh, stage, compressor, node_memory="off", **units, **(bucketing or {}))
-    return DistributedTrainer(network, loss, optimizer, mesh, ExpertPass(loss, way), sync, seed, "ExpertParallel")
+    pass_ = ExpertPass(loss, way, SequenceParts(attention))
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, sync, seed, "ExpertParallel")
 
 
 def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
@@ -88,5 +94,7 @@ def build(options, network, loss, optimizer, communicator) -> DistributedTrainer
         expert=sizes["expert"],
         tensor=sizes["tensor"],
         way=options.tensor,
+        context=sizes["context"],
+        attention=options.context,
         **group_sync_arguments(options),
     )

@@ -11,7 +11,8 @@ is told to be finished.
 
 Where there is an axis "tensor", too, each of its ranks has a part of every layer of its stages (strategies/tensor), and
 sends its neighbours' counterparts what it has of the activations: all of them, or its part. Along an axis "context"
-each has some positions of every sequence (strategies/context), in all stages.
+each has some positions of every sequence (strategies/context), in all stages. Pipelines along an axis "expert" have
+other samples, and run in step: in a stage with experts their ranks ask each other (strategies/expert).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,9 @@ from nn.training.trainer import micro_batches
 from parallel.passes.forward_backward import ForwardBackward
 from parallel.state.splits import NetworkPart, sample_shape
 from parallel.state.stages import local_network
+from parallel.strategies.expert.dealing import check as check_experts
+from parallel.strategies.expert.dealing import deal
+from parallel.strategies.expert.expert_pass import alike, join_experts
 from parallel.strategies.pipeline.actions import Rows, parts, write
 from parallel.strategies.pipeline.picture import compare, measured
 from parallel.strategies.pipeline.placement import place
@@ -124,23 +129,26 @@ class PipelinePass(ForwardBackward):
     def make_local_network(self, network, mesh):
         """This rank's stages, as one network; all of it, in none of them, on a rank that only serves."""
         ranks, self.rank = mesh.sizes["pipeline"], mesh.places["pipeline"]
-        part, parts = mesh.places["tensor"], mesh.sizes["tensor"]
-        cuts = self.cuts
+        place_of, tensors, experts = mesh.places["tensor"], mesh.sizes["tensor"], mesh.sizes["expert"]
+        cuts, self.asks_others = self.cuts, experts > 1
+        check_experts(network, experts, tensors)
         mine = self.positions.cut(network, mesh, self.way == "sequence") if self.positions else network
         if mine is not network:  # ranks may have one position more or less, and cut alike
             cuts = place(network, ranks, self.schedule, self.micro_batches, cuts, **self.options).cuts
-        shared, self.parts_loss, cut = share(mine, self.whole_loss, parts, self.way)
+        shared, self.parts_loss, cut = share(mine, self.whole_loss, tensors, self.way)
+        shared = deal(shared, experts, tensors)
         placement = place(shared, ranks, self.schedule, self.micro_batches, cuts, **self.options)
         self.local_network, self.owns_loss = network, False
         self.stages: dict[int, OwnStage] = {}
         if mesh.index is not None:
             self.local_network = local_network(shared, [placement.networks[s] for s in placement.stages_of(self.rank)])
+            part, parts = mesh.places["expert"] * tensors + place_of, experts * tensors
             if parts > 1:
                 placement, self.local_network = (
-                    placement.part(part, parts, cut),
+                    placement.part(part, parts, cut, tensors),
                     NetworkPart(self.local_network, part, parts),
                 )
-            self.owns_loss = self.rank in placement.replicas[-1] and not part
+            self.owns_loss = self.rank in placement.replicas[-1] and not place_of
         self.placement, self.last = placement, len(placement.networks) - 1
         return self.local_network
 
@@ -165,8 +173,9 @@ class PipelinePass(ForwardBackward):
         if self.positions:
             self.positions.join()
             trainer.loss = self.positions.loss(trainer.loss)
+        self.experts = join_experts(trainer)
         # Layers call other ranks, with samples or without.
-        self.computes_empty = trainer.computes_empty_shards and self.mesh.count > 1
+        self.computes_empty = trainer.computes_empty_shards and self.mesh.shard[1] > 1
         outer, child = trainer.ctx.network_context, 0
         mine = self.placement.stages_of(self.rank)
         start, state = self.local_network.layout.own, self.local_network.buffer_layout.size
@@ -185,7 +194,8 @@ class PipelinePass(ForwardBackward):
         self._join_ties()
         self._join_terms()
         layout = self.local_network.layout
-        self.early_end = min((layout.slices[name].start for name in (*self.ties, *self.terms)), default=layout.size)
+        late = *self.ties, *chain(*self.terms.values())
+        self.early_end = min((layout.slices[name].start for name in late), default=layout.size)
 
     def _join_ties(self) -> None:
         """Make the groups that sum the gradients of arrays that several stages share; all stages add to them."""
@@ -204,9 +214,12 @@ class PipelinePass(ForwardBackward):
                     ctx.shared |= name in names_of(own.network, ctx.path)
 
     def _join_terms(self) -> None:
-        """Find the gradients to sum along the axis "tensor": those of arrays that are whole on each of its ranks."""
+        """Find the gradients to sum along "tensor" and "expert": those of arrays that all ranks there have whole."""
         gradients = self.local_network.layout.flat(self.trainer.g)
-        self.terms = {name: gradients[name] for name in terms(self.local_network)}
+        self.terms = {"tensor": terms(self.local_network)}
+        if self.experts:
+            self.terms["expert"] = alike(self.local_network)
+        self.summed = {axis: [gradients[name] for name in names] for axis, names in self.terms.items() if names}
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -223,7 +236,7 @@ class PipelinePass(ForwardBackward):
         return [(rows.start, rows.stop) for rows in micro_batches(samples, self.micro_batches)]
 
     def samples_at_once(self, total, parts):
-        shares = (chunk(total, self.mesh.count, i) for i in range(self.mesh.count))
+        shares = (chunk(total, self.mesh.shard[1], i) for i in range(self.mesh.shard[1]))
         return {stop - start for lo, hi in shares if hi > lo for start, stop in self.parts(hi - lo)}
 
     def compute(self, trainer, x, y, total, micro, before=0.0):
@@ -249,12 +262,14 @@ class PipelinePass(ForwardBackward):
                     array[...] = 0
         if trainer.sync.local_update:  # all ranks of a replica decide alike what comes of the step
             loss = self.sum_loss(loss)
+        if self.experts and trainer.buffers.size:
+            self.experts.average(trainer.buffers)
         trainer.set_loss(loss, total, micro)
         for array, group in self.ties.values():
             if group is not None:
                 group.Allreduce(MPI.IN_PLACE, array)
-        if self.terms:
-            sum_as_one(list(self.terms.values()), trainer.ctx.network_context.groups["tensor"])
+        for axis, arrays in self.summed.items():
+            sum_as_one(arrays, self.experts if axis == "expert" else trainer.ctx.network_context.groups[axis])
         if self.on_ready:
             self.on_ready(self.local_network.layout.size)
         return loss
@@ -324,7 +339,7 @@ class PipelinePass(ForwardBackward):
         comm, rank_of, sending = self.communicator, self.placement.rank_of, []
         for i, (lo, hi) in enumerate(self.parts(len(x))):
             output = None
-            for number, stage in self.stages.items() if hi > lo else ():
+            for number, stage in self.stages.items() if hi > lo or self.asks_others else ():
                 if rank_of(number, i) != self.rank:
                     continue
                 if number == 0:
@@ -363,7 +378,7 @@ class PipelinePass(ForwardBackward):
         sums = trainer.no_scores()
         trainer.ctx.micro_batch.training = False
         for rows, z in self.outputs(x):
-            sums += trainer.evaluate_outputs(z, y[rows])
+            sums += trainer.evaluate_outputs(z, y[rows]) if len(z) else 0.0
         return sums if self.reports_scores else np.zeros_like(sums)
 
     def first_bad(self, trainer, parts: list[tuple[int, np.ndarray]]) -> NotFinite | None:
@@ -388,16 +403,16 @@ class PipelinePass(ForwardBackward):
         return bad._replace(where=f"{bad.where} on rank {rank}")
 
     def any_rank_found(self, found: object) -> bool:
-        """Whether any rank that computes the same layers of the same samples has found something."""
-        count = np.array([found is not None], float)
-        for ranks in filter(None, (self.trainer.mesh.tensor, self.trainer.mesh.context)):
+        """Whether any rank that the layers of this one ask has found something."""
+        count, mesh = np.array([found is not None], float), self.trainer.mesh
+        for ranks in filter(None, (mesh.tensor, mesh.context, mesh.expert)):
             ranks.Allreduce(MPI.IN_PLACE, count)
         return bool(count[0])
 
     def pictures(self, events):
         """Draw a step from the middle of the run beside the schedule; none where no step was recorded whole."""
         stages, mesh = range(len(self.placement.rows)), self.trainer.mesh
-        first = {mesh.rank_at(data=0, pipeline=stage, context=0, tensor=0): stage for stage in stages}
+        first = {mesh.rank_at(data=0, expert=0, pipeline=stage, context=0, tensor=0): stage for stage in stages}
         mine = [event | {"rank": first[event["rank"]]} for event in events if event["rank"] in first]
         found = measured(mine, [[a for cell in row for a in parts(cell)] for row in self.placement.rows])
         return {"pipeline.png": compare(found, self.placement.report.spans)} if found else {}
@@ -412,10 +427,12 @@ class PipelinePass(ForwardBackward):
 
     def describe(self):
         """Describe the schedule and its idle share, for the log."""
-        report, placement = self.placement.report, self.placement
+        report, placement, mesh = self.placement.report, self.placement, self.mesh
         name = self.schedule if isinstance(self.schedule, str) else getattr(self.schedule, "__name__", "a schedule")
         cuts = f", cut before {', '.join(map(str, placement.cuts))}" if placement.cuts else ""
-        shared = f"; {in_words(self.mesh.sizes['tensor'], self.way)}" * bool(self.mesh.tensor)
+        shared = f"; {in_words(mesh.sizes['tensor'], self.way)}" * bool(mesh.tensor)
+        experts = mesh.sizes["expert"] * mesh.sizes["tensor"]
+        shared += f"; experts dealt out to {experts} ranks" * bool(mesh.expert)
         shared += f"; {how}" if self.positions and (how := self.positions.describe()) else ""
         stages = f"{len(placement.networks)} stages on {len(placement.rows)} ranks{cuts}"
         return (

@@ -57,18 +57,19 @@ class Placement:
         ranks = self.replicas[stage]
         return ranks[micro_batch % len(ranks)]
 
-    def part(self, index: int, count: int, cut: Mapping[int, Cut]) -> Placement:
+    def part(self, index: int, count: int, cut: Mapping[int, Cut], tensors: int) -> Placement:
         """Return the placement of part `index` of `count` of every stage.
 
         Parameters
         ----------
         cut : how the input of a child of the root comes, by the child's number; that of the others is whole
+        tensors : how many ranks it is cut for, again and again
         """
         found = []
         for network in self.networks:
             mine, how = NetworkPart(network, index, count), cut.get(network.root.first)
             if how:
-                mine.sample_shape = how.part_of(network.in_shape, index, count)
+                mine.sample_shape = how.part_of(network.in_shape, index % tensors, tensors)
             found.append(mine)
         return replace(self, networks=found)
 

@@ -3,9 +3,10 @@
     trainer = Pipeline(network, loss, optimizer, communicator, schedule="1f1b", micro_batches=8)
     loss = trainer.step(x, y, total)
 
-The pass is a pipeline (executor.py). Along "tensor" ranks compute each layer of a stage together, and along "context"
-they have positions of the same sequences. What a rank holds is summed along the axes "data" and "context", each stage
-by itself, while earlier stages still compute; the norm of the whole gradient and the loss travel along the other two.
+The pass is a pipeline (executor.py). Along "tensor" ranks compute each layer of a stage together, along "context"
+they have positions of the same sequences, and along "expert" other samples, and of a stage's experts some each. What a
+rank holds is summed along the axes "data" and "context", each stage by itself, while earlier stages still compute; the
+norm of the whole gradient and the loss travel along the others.
 Ranks meet after every step: the idle time that zero-bubble schedules would save by not doing so is not saved.
 """
 
@@ -46,6 +47,7 @@ def Pipeline(
     way: str = "pairs",
     context: int = 1,
     attention: str = "ring",
+    expert: int = 1,
     zero1: bool = False,
     bucketing: dict | None = None,
     unit_bytes: int = UNIT_BYTES,
@@ -74,6 +76,8 @@ def Pipeline(
         As for TensorParallel.
     context, attention
         How many ranks share the sequences of a stage, and how attention is computed: see ContextParallel.
+    expert : int
+        To how many pipelines with other samples the experts of a stage are dealt out: see ExpertParallel.
     zero1 : bool
         Shard the moments of each stage among them.
     bucketing : bucket, first_bucket, overlap of sync/messages.py, or None
@@ -102,11 +106,11 @@ def Pipeline(
     from parallel.strategies.pipeline.schedules import check_counts
     from parallel.trainer import DistributedTrainer
 
-    check_counts(data=data, tensor=tensor, context=context)
+    check_counts(data=data, tensor=tensor, context=context, expert=expert)
     if schedule == "pipedream":
         raise ValueError("schedule: pipedream updates after each micro-batch, and has no flush: use parallel.PipeDream")
-    stages = max(1, communicator.size // (data * context * tensor))
-    mesh = Mesh(communicator, data=data, pipeline=stages, context=context, tensor=tensor)
+    stages = max(1, communicator.size // (data * expert * context * tensor))
+    mesh = Mesh(communicator, data=data, expert=expert, pipeline=stages, context=context, tensor=tensor)
     sync = gradient_sync(mesh, int(zero1), compressor, node_memory="off", unit_bytes=unit_bytes, **(bucketing or {}))
     if compressor:
         refuse_ties(place(network, mesh.sizes["pipeline"], schedule, micro_batches, cuts, **options))
@@ -170,7 +174,7 @@ def PipeDream(
 def build(options, network, loss, optimizer, communicator) -> DistributedTrainer:
     """Stages of the network on different ranks; several such pipelines share every batch."""
     sizes = axes.sizes(options, communicator.size)
-    given, limit = schedule_arguments(options, sizes["data"]), options.watch or math.inf
+    given, limit = schedule_arguments(options, sizes["data"] * sizes["expert"]), options.watch or math.inf
     arguments = network, loss, optimizer, communicator, options.seed
     if given["schedule"] == "pipedream":
         keys = {name: given[name] for name in ("cuts", "vertical_sync", "replicas") if name in given}
@@ -184,6 +188,7 @@ def build(options, network, loss, optimizer, communicator) -> DistributedTrainer
         way=options.tensor,
         context=sizes["context"],
         attention=options.context,
+        expert=sizes["expert"],
         zero1=options.strategy == "zero1",
         bucketing=bucketing(options),
         unit_bytes=int(options.unit * 2**20),
@@ -202,7 +207,7 @@ STRATEGY = Strategy(
     supports=Supports(
         mixed=True,
         elastic=True,
-        axes=(*WITH_PARTS, "context"),
+        axes=(*WITH_PARTS, "context", "expert"),
         parts=False,
         not_parts="a pipeline cuts every batch into micro-batches of its own: say how many by --pipeline NAME:micro=N",
         compress=ALIKE,
