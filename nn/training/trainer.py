@@ -358,14 +358,15 @@ class Trainer(Closed):
             The shard is larger than its batch, the batch is empty, there are no micro-batches, or the numbers of
             targets and samples differ.
         """
-        if not all(getattr(array, "ndim", hasattr(array, "__len__")) for array in (x, y)):  # None and numbers too
+        if not (_is_batch(x) and _is_batch(y)):
             raise TypeError(
                 f"step: x and y are batches, given x = {x!r:.80} and y = {y!r:.80}: of one sample they are x[None] and "
                 "np.asarray([y])"
             )
         samples = len(x)
         total = samples if total is None else total
-        SIZE("step: accumulate", accumulate)
+        if type(accumulate) is not int or accumulate < 1:  # as most often, and at each step
+            SIZE("step: accumulate", accumulate)
         if not isinstance(total, (int, np.integer)):
             weight = ": a sum of loss.weight(y) is the argument total_weight" if isinstance(total, float) else ""
             raise TypeError(f"step: total is the number of samples in the global batch, given {total!r:.80}{weight}")
@@ -706,6 +707,11 @@ class Trainer(Closed):
 
     def close(self) -> None:
         """Free what this trainer holds beside its arrays: here nothing."""
+
+
+def _is_batch(array: Any) -> bool:
+    """Return whether something has samples: an array with axes, or a sequence. None and numbers have none."""
+    return array.ndim > 0 if isinstance(array, np.ndarray) else hasattr(array, "__len__")
 
 
 def check_parts(network: Network, loss: Loss, optimizer: Optimizer, seed: int, searches: bool = False) -> None:
