@@ -84,6 +84,9 @@ class Model(Closed):
             self._copy((name, weights[name]) for name in weights if not str(name).startswith("optimizer/"))
         elif isinstance(weights, Iterator):
             self._copy(weights)
+        elif isinstance(weights, Trainer):
+            with weights.lock:  # another thread may train it
+                self._copy(weights.state_items())
         elif callable(getattr(weights, "state_items", None)):
             self._copy(weights.state_items())
         else:

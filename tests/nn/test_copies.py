@@ -4,6 +4,7 @@ import copy
 import math
 import multiprocessing
 import pickle
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -163,7 +164,10 @@ def test_predictions_and_evaluation_while_another_thread_trains():
     assert {each for some in predictions for each in some} <= set(between)
 
 
-@pytest.mark.parametrize("copied", [*COPIES.values(), nn.Trainer.snapshot], ids=[*COPIES, "snapshot"])
+MOMENTS = COPIES | {"snapshot": nn.Trainer.snapshot, "model": lambda one: nn.Model(one.network, one)}
+
+
+@pytest.mark.parametrize("copied", MOMENTS.values(), ids=MOMENTS)
 def test_what_is_copied_while_another_thread_trains_is_of_one_moment(copied):
     one, other, done = trainer(nn.Adam(0.01)), trainer(nn.Adam(0.01)), threading.Event()
 
@@ -171,16 +175,21 @@ def test_what_is_copied_while_another_thread_trains_is_of_one_moment(copied):
         while not done.is_set():
             one.step(X, Y)
 
-    thread = threading.Thread(target=train)
-    thread.start()
-    copies = [copied(one) for _ in range(40)]
-    done.set()
-    thread.join()
+    thread, interval = threading.Thread(target=train), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        copies = [copied(one) for _ in range(40)]
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(interval)
     for each in copies:
         state = each if isinstance(each, dict) else each.state_dict()
-        while other.steps < state["steps"]:
+        agree = lambda: all(np.array_equal(array, other.state_dict()[name]) for name, array in state.items())  # noqa: B023
+        while not agree() and other.steps < one.steps:
             other.step(X, Y)
-        assert all(np.array_equal(array, other.state_dict()[name]) for name, array in state.items())
+        assert agree()
 
 
 def test_threads_evaluate_with_metrics_of_their_own():
