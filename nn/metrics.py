@@ -221,7 +221,7 @@ def direction(name: str, mode: str | None = None, metrics: Iterable[Metric] = ()
     name : str
         Such as "validation_accuracy".
     mode : {"min", "max"} or None
-        As the caller says; None asks the metrics, then the last word of the name.
+        None asks the metrics, then the last word of the name.
     metrics : iterable of Metric
         Those that are measured.
 

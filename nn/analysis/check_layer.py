@@ -42,11 +42,11 @@ def check_layer(
     layer : Layer
         An instance.
     in_shape : tuple of int
-        Of one sample, without the batch axis.
+        Shape of one sample, without the batch axis.
     ids : int
         Where the layer takes ids: they are 0 ... ids - 1.
     seed : int
-        Of samples, parameters and directions.
+        Seed of samples, parameters and directions.
     setup : callable (LayerContext) or None
         As for `gradcheck`.
 

@@ -27,11 +27,11 @@ def check_loss(loss: Loss, out_shape: Shape, target: np.ndarray | None = None, s
     loss : Loss
         An instance.
     out_shape : tuple of int
-        Of the network's output for one sample, such as (10,).
+        Shape of the network's output for one sample, such as (10,).
     target : array (N, ...) or None
         What the outputs are compared with; drawn as `loss.targets` says if not given.
     seed : int
-        Of outputs, targets and directions.
+        Seed of outputs, targets and directions.
 
     Raises
     ------

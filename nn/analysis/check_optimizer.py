@@ -34,7 +34,7 @@ def check_optimizer(optimizer: Optimizer, seed: int = 0) -> None:
     optimizer : Optimizer
         An instance.
     seed : int
-        Of parameters and gradients.
+        Seed of parameters and gradients.
 
     Raises
     ------

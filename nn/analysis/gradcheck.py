@@ -50,13 +50,13 @@ def gradcheck(
     x : array (N, *in_shape)
         float64; an integer array (ids) is not perturbed. Of a loss, the network's outputs.
     seed : int
-        Of parameters, upstream gradient and directions.
+        Seed of parameters, upstream gradient and directions.
     directions : int
         How many directions to try; the worst counts.
     setup : callable (LayerContext) or None
         Changes what layers see, such as `ctx.micro_batch.training`.
     target : array (N, ...) or None
-        Of a loss, what the outputs are compared with.
+        For a loss: what the outputs are compared with.
 
     Returns
     -------

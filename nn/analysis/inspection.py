@@ -64,7 +64,7 @@ class Distribution:
     Attributes
     ----------
     name : str
-        Of the layer or parameter.
+        Name of the layer or parameter.
     counts, edges : arrays
         Histogram.
     zeros : float

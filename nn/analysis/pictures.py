@@ -78,7 +78,7 @@ def units(weights: np.ndarray, most: int = 64, columns: int = 8, title: str = "w
     Parameters
     ----------
     weights : (KH, KW, C, F) of a convolution, or (H*W, F) of a linear layer on square images laid flat
-        Of several channels the mean is shown, all in one scale.
+        The mean over several channels is shown, all in one scale.
     most : int
         Units that are shown, the first ones.
     """

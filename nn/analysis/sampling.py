@@ -35,7 +35,7 @@ def generate(
     top_k : int or None
         None for all.
     seed : int
-        Of the draws.
+        Seed of the draws.
 
     Raises
     ------

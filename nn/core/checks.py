@@ -25,7 +25,7 @@ class Checks:
     Parameters
     ----------
     dtype : NumPy dtype
-        Of the network.
+        That of the network.
     shapes : bool
         Whether arrays have the shapes that specs say: see Network.checks_shapes.
     """

@@ -70,7 +70,7 @@ class MicroBatch:
     training : bool
         Whether it is for training: dropout, statistics of the batch.
     step : int
-        Of the optimizer.
+        Step of the optimizer.
     start : int, or list of (int, int)
         Index in the global batch of the first sample; where samples are not contiguous there, (first index, count) of
         each contiguous run.
@@ -114,9 +114,9 @@ class NetworkContext:
     ----------
     pool : MemoryPool
     dtype : NumPy dtype
-        Of parameters and activations.
+        That of parameters and activations.
     seed : int
-        Of the random streams of layers such as dropout.
+        Seed of the random streams of layers such as dropout.
     micro_batch : MicroBatch
         The one that is being computed.
     input_gradient : bool
@@ -177,15 +177,15 @@ class LayerContext:
     Attributes
     ----------
     children : tuple of LayerContext
-        Of the layers inside, in order.
+        Contexts of the layers inside, in order.
     buffers : views or None
-        Of this layer, such as running statistics.
+        Buffers of this layer, such as running statistics.
     layer : Layer
     path : str
         Where it is in the network, such as "3" or "2.0".
     network_context : NetworkContext
     gradients : views or None
-        Of this layer's parameters; bound by the network's backward.
+        Gradients of this layer's parameters; bound by the network's backward.
     arrays : dict of arrays
         Those of a layer without children, by name.
     is_first : bool
@@ -197,7 +197,7 @@ class LayerContext:
     shared : bool
         The array of this layer is also that of a later one (Spec.tied), which has written its gradient already.
     unchecked : Checks or None
-        What is looked at in the first passes (nn/core/checks.py); None when they have been right.
+        Checks of the first passes (nn/core/checks.py); None when these have been right.
     """
 
     __slots__ = (

@@ -33,7 +33,7 @@ class Layout:
         By full name, arrays of layers that are elsewhere, in an earlier stage of a pipeline, for instance: space is
         reserved here, too, for those that a layer here is tied to.
     names : iterable of str
-        Of all arrays of the network of which these are a stage; empty where it is all of it.
+        Names of all arrays of the network of which these are a stage; empty if they are the whole network.
     reserve : dict of int, or None
         By full name, the number of elements to reserve, where that is more than an array has.
     duplicates : iterable of str
@@ -56,7 +56,7 @@ class Layout:
     shared : set of str
         Paths of the layers whose array has had a user before them in the backward pass (Spec.tied).
     names : tuple of str
-        Of all arrays of the whole network: the order of anything that all of its stages keep together.
+        Names of all arrays of the whole network: the order of anything that its stages keep together.
 
     Raises
     ------
@@ -214,7 +214,7 @@ class Region:
     Attributes
     ----------
     names : tuple of str
-        Of all arrays of the network, those outside the region included: the order of anything kept by array.
+        Names of all arrays of the network, also outside the region: the order of anything kept by array.
     tensors : list of (name, slice, Spec)
         Slices are relative to the region; an array that a cut divides is there with the slice inside.
     decayed : list of slice
@@ -222,7 +222,7 @@ class Region:
     elsewhere : set of str
         Names of arrays that another layout has as well, and counts: what is borrowed, and duplicates.
     owned : list of slice
-        What counts in a norm over several layouts, such as those of a pipeline's stages: all others.
+        Slices that count in a norm over several layouts, such as those of a pipeline's stages: all but `elsewhere`.
     blocks : (settings, list)
         How an optimizer with these settings goes through the region: kept from update to update.
     """

@@ -70,21 +70,21 @@ class Network(Closed):
     in_shape : tuple of int
         Shape of one sample, without the batch axis; images are (height, width, channels).
     dtype : float32 or float64
-        Of parameters and activations.
+        That of parameters and activations.
     name : str
         For reports.
     mixed : bool
         Mixed precision: what is kept for backward, and sent, is float16; see nn/core/mixed_precision.py.
     whole : Layout or None
-        Of the network of which this is a stage; layers here may be tied to arrays of others.
+        Layout of the network of which this is a stage; layers here may be tied to arrays of other stages.
 
     Attributes
     ----------
     out_shape, training_shape : tuple of int
-        Of the output for one sample, in evaluation and in training: they differ where classifiers inside the network
+        Shape of the output for one sample, in evaluation and training; they differ where classifiers inside the network
         help to train it.
     layout, buffer_layout : Layout
-        Of trained parameters, and of running statistics.
+        Layouts of trained parameters, and of running statistics.
     checks_shapes : bool
         Whether layers are given arrays of the shapes that their specs say, so that the first passes compare them. False
         where a layout has some rows or columns of arrays.
@@ -157,7 +157,7 @@ class Network(Closed):
         buffers : flat array of `buffer_layout`, or None
             Running statistics; made here (and initialised) if not given.
         seed : int
-            Of the random streams of layers such as dropout.
+            Seed of the random streams of layers such as dropout.
         pool : MemoryPool or None
             Where results and workspaces come from; one of its own if not given.
         may_overwrite_grad : bool
@@ -190,8 +190,8 @@ class Network(Closed):
     ) -> tuple[np.ndarray, object]:
         """Return (output, what backward needs) for a batch of shape (N, *in_shape).
 
-        Of several micro-batches in flight each has its MicroBatch, handed to its forward and to its backward, which may
-        come in any order. None: that of the pass before, of which LayerContext.micro_batch is the first.
+        Each of several micro-batches in flight has its MicroBatch, given to its forward and to its backward, which may
+        come in any order. None: that of the pass before; at first LayerContext.micro_batch.
         """
         context = ctx.network_context
         if micro_batch is not None:
@@ -208,7 +208,7 @@ class Network(Closed):
         ----------
         x : array
         sample_shape : tuple of int or None
-            Of one sample, where that is not in_shape.
+            Shape of one sample, where that is not in_shape.
 
         Raises
         ------

@@ -57,7 +57,7 @@ def read_header(head: bytes, size: int, kinds: str = NUMBERS) -> tuple[tuple[int
     size : int
         Bytes of the whole file.
     kinds : str
-        Of dtype that are allowed.
+        Kinds of dtype that are allowed.
 
     Raises
     ------
@@ -137,7 +137,7 @@ class Archive(Mapping):
     ----------
     path : path
     kinds : str
-        Of dtype that are allowed.
+        Kinds of dtype that are allowed.
     compressed : bool
         Whether arrays may be: a small file then makes a thousand times as much memory.
 

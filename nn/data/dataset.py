@@ -36,7 +36,7 @@ class Dataset(Closed):
     y : array (n, ...)
         Integers are classes, floats are values to regress on.
     name : str
-        What errors call it.
+        Name of the data in messages.
     classes : int
         0 takes the largest target plus one, where the targets are integers.
     class_names : sequence of str
@@ -46,7 +46,7 @@ class Dataset(Closed):
     ignore_index : int or None
         A label that is no class: of samples that a loss with this `ignore_index` leaves out.
     dtype : float32 or float64
-        Of the batches; ids and classes are int64.
+        That of the batches; ids and classes are int64.
 
     Attributes
     ----------

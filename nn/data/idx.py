@@ -35,7 +35,7 @@ def read_idx(path: str | Path, ndim: int | None = None, dtype=None) -> np.ndarra
     path : str or Path
         Gzip-compressed or not.
     ndim, dtype : int, numpy type or None
-        What it must hold; None accepts any.
+        Number of axes, and dtype, that the file must have; None accepts any.
 
     Raises
     ------

@@ -40,7 +40,7 @@ class Loader(Closed):
     batch : int
         Samples in a global batch, over all shards. More than the data set holds makes one step an epoch.
     seed : int
-        Of the order and of the transforms.
+        Seed of the order and of the transforms.
     shuffle : bool
         A new order each epoch; else the order of the data set.
     shard : (index, count) or (index, count, virtual)
@@ -52,7 +52,7 @@ class Loader(Closed):
     transform : callable (x, keys) -> x, or a sequence of them
         Applied to stored samples before conversion; see nn/data/transforms.py.
     dtype : float32, float64 or None
-        Of the batches; None takes the data set's.
+        That of the batches; None takes the data set's.
     prefetch : int or None
         Blocks read ahead on a thread; 0 reads when asked. None means 2 where reading takes time (a memory map, a
         transform), else 0, since gathering from memory costs less than handing over.

@@ -87,9 +87,9 @@ def load(
         Training samples to hold out as validation data: a fraction of them below 1, else their number; 0 for none. Of a
         text they are its last ones, else drawn by the seed. A data set with a validation split of its own gives that.
     seed : int
-        Of the samples that are held out.
+        Draws the samples that are held out.
     dtype : float32 or float64
-        Of the batches.
+        That of the batches.
 
     Returns
     -------

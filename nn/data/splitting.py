@@ -64,7 +64,7 @@ def _stratified(labels: np.ndarray, count: int, drawn: np.ndarray) -> np.ndarray
     Parameters
     ----------
     labels : (N,) integers
-        Of the samples in the order in which they were drawn.
+        Labels of the samples, in the order in which they were drawn.
     drawn : (N,) integers
         The samples in that order.
     """

@@ -92,13 +92,13 @@ class Graph:
         Parameters
         ----------
         x : (name, dtype, shape)
-            Of the input, one sample's shape.
+            The input; `shape` is that of one sample.
         y : (name, shape)
-            Of the output, in float32.
+            The output, in float32.
         name : str
-            Of the graph.
+            Name of the graph.
         about : dict of str
-            What the file says of itself beside that.
+            Further properties that the file stores.
         """
         nodes, constants = self.used(y[0])
         graph = message(

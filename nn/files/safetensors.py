@@ -46,7 +46,7 @@ def write(file: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping
     ----------
     file : path
     tensors : dict of arrays
-        Of booleans, whole numbers or floats of 16 to 64 bits; not necessarily contiguous. Those with the largest
+        They hold booleans, whole numbers or floats of 16 to 64 bits, contiguous or not. Those with the largest
         numbers come first in the file, so that all are aligned.
     metadata : dict of str, or None
 

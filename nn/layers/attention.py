@@ -270,7 +270,7 @@ class TransformerBlock(Sequential):
     pre_norm : bool
         True: x + f(norm(x)), which trains without warm-up. False: norm(x + f(x)), the original.
     hidden : int
-        Of the two linear layers; 0 takes 4 features.
+        Units between the two linear layers; 0 takes 4 features.
     dropout : float
         Rate, at the end of each residual branch.
     attention, rotary

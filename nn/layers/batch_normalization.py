@@ -36,7 +36,7 @@ class BatchNorm(Layer):
     eps : float
         Added to the variance.
     momentum : float
-        Of the running statistics, which evaluation uses: running = (1 - momentum) running + momentum batch.
+        For the running statistics, which evaluation uses: running = (1 - momentum) running + momentum batch.
         The batch's variance is divided by n for normalising, and by n - 1 in the running statistics.
     synchronized : bool
         Take the statistics over the samples of all members of ctx.group("data"), each with its true count, which may

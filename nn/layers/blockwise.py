@@ -69,7 +69,7 @@ class BlockwiseAttention:
     queries : (N, H, T, d) array
         Scaled by 1 / sqrt(d).
     positions : sequence of int
-        Of the queries in the whole sequence, ascending.
+        Positions of the queries in the whole sequence, ascending.
     causal : bool
         A query sees no key of a larger position.
     size : int

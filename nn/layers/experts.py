@@ -41,13 +41,13 @@ class Routing:
     Attributes
     ----------
     z : (n, E) array
-        What the router says.
+        The router's output.
     scores : (n, E) array
-        Of the router: probabilities, or with the sigmoid gate numbers in (0, 1).
+        The router's probabilities, or with the sigmoid gate numbers in (0, 1).
     chosen : (n, k) int array
         The experts of each position, the first choice first.
     weights : (n, k) array
-        Of their outputs.
+        Weights of the experts' outputs.
     slots : int array
         Positions of `chosen.ravel()`, sorted by expert: those that are computed. A dropped one is missing.
     counts : (E,) int array

@@ -37,7 +37,7 @@ class Reshape(Layer):
     Parameters
     ----------
     *shape : int
-        Of one sample, without the batch axis.
+        Shape of one sample, without the batch axis.
     """
 
     output = "view"

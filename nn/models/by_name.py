@@ -88,7 +88,7 @@ def build(
         Name of the model, and after a colon its numbers and options, separated by commas: "transformer:64,4,tied=1",
         "transformer:64,4,2,positions=rotary,dropout=0.1".
     in_shape : tuple of int
-        Of one sample; images are (height, width, channels).
+        Shape of one sample; images are (height, width, channels).
     classes : int
         Outputs of the last layer.
     dtype : float32 or float64

@@ -157,7 +157,7 @@ class AuxiliaryLoss(Loss):
     Parameters
     ----------
     loss : Loss
-        Of one row of logits, such as CrossEntropyLoss.
+        The loss of one row of logits, such as CrossEntropyLoss.
     auxiliary_weight : float
     """
 

@@ -66,7 +66,7 @@ class Subsample(Layer):
     ----------
     stride : int
     channels : int
-        Of the output.
+        Channels of the output.
     """
 
     output = gradient = "new"

@@ -27,7 +27,7 @@ def squared_norms(
 ) -> list[dict[str, float]]:
     """Return |tensor|^2 of every tensor in the layout, by name, for each of the buffers.
 
-    Of tensors outside the region it is 0, unless slices are summed. A tensor that several slices have is counted by one
+    It is 0 for tensors outside the region, unless slices are summed. A tensor in several slices is counted in one
     (Region.elsewhere).
 
     Parameters

@@ -89,7 +89,7 @@ class LBFGS:
     c1, c2 : float
         Strong Wolfe conditions: loss(a) <= loss(0) + c1 a slope(0), |slope(a)| <= c2 |slope(0)|.
     max_evaluations : int
-        Of one line search.
+        The most evaluations in one line search.
     lr : float
         Where a line search begins, in units of the direction; 1 but for special cases.
 

@@ -77,7 +77,7 @@ class Batches:
     data : iterable of (x, y), with a length
         Iterated over once an epoch. x and y are arrays, or what np.asarray takes.
     trainer : Trainer
-        Of one process: only a Loader cuts global batches into shards.
+        A trainer of one process: only a Loader cuts global batches into shards.
     what : str
         Name of the data in messages.
     """

@@ -81,7 +81,7 @@ class EventFile:
     ----------
     directory : path
     start : int or None
-        Of a run that continues: the first step of this file. Readers drop what earlier files hold from there on.
+        The first step of this file, in a run that continues. Readers drop what earlier files hold from there on.
 
     Raises
     ------

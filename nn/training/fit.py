@@ -76,7 +76,7 @@ def fit(
     Parameters
     ----------
     trainer : Trainer
-        Of one process, or of many (`parallel`).
+        A trainer of one process, or of many (`parallel`).
     train : Data, Loader, Dataset, (x, y), or an iterable of batches (x, y)
         A Data has training samples, and validation and test samples that count where these arguments are None. A Loader
         gives global batches, cut for trainer.shard: train.epoch(e, start) yields (x, y, total). A Dataset, or two
@@ -347,7 +347,7 @@ def evaluate(
     Parameters
     ----------
     trainer : Trainer
-        Of one process, or of many (`parallel`).
+        A trainer of one process, or of many (`parallel`).
     data : Loader, Dataset or (x, y)
         A Loader's batches are cut for trainer.shard; means are exact for uneven shards.
     batch : int or None

@@ -21,14 +21,14 @@ class TensorBoard(Callback):
     Parameters
     ----------
     directory : path
-        Of this run; `tensorboard --logdir` takes it, or the directory above it for several runs.
+        That of this run; `tensorboard --logdir` takes it, or the directory above it for several runs.
     every : int
         Steps between two values of `step/loss`.
 
     Raises
     ------
     OSError
-        As training begins: the directory cannot be made, or written.
+        The directory cannot be made, or written, as training begins.
 
     Examples
     --------

@@ -134,7 +134,7 @@ class Trainer(Closed):
     steps : int
         Steps made so far. In `updates` of them the optimizer ran; in the others a value overflowed float16.
     loss_scale : LossScale or None
-        Of mixed precision.
+        The scale of mixed precision.
     shard : (index, count)
         The shard of every global batch that this trainer expects from the loader.
     is_writer : bool
