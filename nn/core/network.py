@@ -346,14 +346,14 @@ class Network(Closed):
         return f"{self.name} ({self.precision})\n{table}"
 
 
-def shape_hint(given: Shape, sample: Shape) -> str:
+def shape_hint(shape: Shape, sample: Shape) -> str:
     """Return how an array of the given shape may become a batch, to end a message; '' where that is unclear."""
-    inside = given[1:]
-    if given == sample:
+    inside = shape[1:]
+    if shape == sample:
         return ": is it a single sample? x[None] is a batch of one"
     if len(sample) == 3 and sample[2] == 1 and inside == sample[:2]:
         return ": x[..., None] adds the axis of channels"
-    if len(sample) == 3 and given in (sample[:2], (sample[2], *sample[:2])):
+    if len(sample) == 3 and shape in (sample[:2], (sample[2], *sample[:2])):
         return ": is it a single sample? A batch has the samples first, and channels last"
     if len(sample) == 3 and inside == (sample[2], *sample[:2]):
         return ": channels come last here: np.moveaxis(x, 1, -1)"

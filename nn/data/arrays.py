@@ -82,10 +82,10 @@ def read_header(head: bytes, size: int, kinds: str = NUMBERS) -> tuple[tuple[int
     if not all(type(n) is int and n >= 0 for n in shape):
         raise ArrayError(f"no array can have shape {shape}")
     start = file.tell()
-    expected, given = nbytes(shape, dtype), size - start
-    if expected != given:
-        state = "truncated" if given < expected else "too long"
-        raise ArrayError(f"{state}: its header says {dtype} {shape}, which takes {expected} bytes, given {given}")
+    expected, actual = nbytes(shape, dtype), size - start
+    if expected != actual:
+        state = "truncated" if actual < expected else "too long"
+        raise ArrayError(f"{state}: its header says {dtype} {shape}, which takes {expected} bytes, given {actual}")
     return shape, fortran, dtype, start
 
 

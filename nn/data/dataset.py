@@ -287,21 +287,21 @@ class Data:
         return self.train.class_names
 
 
-def instead_of_dataset(given) -> str:
+def instead_of_dataset(value) -> str:
     """Return what to do with something that is no Dataset, in words."""
-    if isinstance(given, Data):
-        return f"{given.name} is a Data, of several parts: give {given.name}.train, .validation or .test"
-    if isinstance(given, tuple | list) and len(given) == 2:
-        return f"expected a Dataset, given a {type(given).__name__} of two: nn.data.Dataset(x, y) makes one"
-    if isinstance(given, np.ndarray):
+    if isinstance(value, Data):
+        return f"{value.name} is a Data, of several parts: give {value.name}.train, .validation or .test"
+    if isinstance(value, tuple | list) and len(value) == 2:
+        return f"expected a Dataset, given a {type(value).__name__} of two: nn.data.Dataset(x, y) makes one"
+    if isinstance(value, np.ndarray):
         return "expected a Dataset, given an array: nn.data.Dataset(x, y) makes one, of samples and targets"
-    if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, str | list | tuple | dict):
+    if hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, str | list | tuple | dict):
         pairs = "(given[i] for i in range(len(given)))"
         return (
-            f"expected a Dataset, given a {type(given).__name__}: if given[i] is a pair (x, y), "
+            f"expected a Dataset, given a {type(value).__name__}: if given[i] is a pair (x, y), "
             f"nn.data.Dataset(*map(np.stack, zip(*{pairs}))) makes one"
         )
-    return f"expected a Dataset, given {given!r:.80}"
+    return f"expected a Dataset, given {value!r:.80}"
 
 
 def check_labels(labels: np.ndarray, classes: int, where, ignore_index: int | None = None) -> None:

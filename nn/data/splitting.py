@@ -39,9 +39,9 @@ def hold_out(train: Dataset, validation: float, seed: int = 0, in_order: bool = 
         raise TypeError(f"hold_out: {instead_of_dataset(train)}")
     number = isinstance(validation, int | float | np.number)
     if not number or not (0 < validation < 1 or (validation >= 1 and validation % 1 == 0)):
-        given = f"{validation:g}" if number else f"{validation!r:.80}"
+        shown = f"{validation:g}" if number else f"{validation!r:.80}"
         raise DataError(
-            f"{train.name}: validation must be a fraction above 0 and below 1, or a number of samples, given {given}"
+            f"{train.name}: validation must be a fraction above 0 and below 1, or a number of samples, given {shown}"
         )
     count = max(1, round(validation * len(train))) if validation < 1 else int(validation)
     rest = len(train) - count

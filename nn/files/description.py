@@ -114,7 +114,7 @@ def make_layer(description: Any) -> Layer:
         or not isinstance(description["arguments"], dict)
     ):
         raise ValueError(f"expected a layer by its name and arguments, given {brief(description)}")
-    name, given = description["layer"], description["arguments"]
+    name, values = description["layer"], description["arguments"]
     layers = registered("layer")
     kind = (layers.get(name) or layers.get(RENAMED.get(name, ""))) if isinstance(name, str) else None
     if kind is None:
@@ -122,11 +122,11 @@ def make_layer(description: Any) -> Layer:
             f"it has a layer {brief(name)}, unknown here: if it is one of your own, import its module and call "
             "nn.register(...) with its class before loading"
         )
-    given = {argument: value for argument, value in given.items() if (name, argument) not in DROPPED}
+    values = {argument: value for argument, value in values.items() if (name, argument) not in DROPPED}
     known = arguments_of(kind)
-    if foreign := given.keys() - known.keys():
+    if foreign := values.keys() - known.keys():
         raise ValueError(f"{name} takes no {brief(sorted(foreign)[0])}; it takes {', '.join(known) or 'nothing'}")
-    positional, named = [], {argument: _argument(value) for argument, value in given.items()}
+    positional, named = [], {argument: _argument(value) for argument, value in values.items()}
     for argument in [a for a, parameter in known.items() if parameter.kind is parameter.VAR_POSITIONAL]:
         many = named.pop(argument, ())
         if not isinstance(many, tuple):
@@ -136,7 +136,7 @@ def make_layer(description: Any) -> Layer:
     try:
         return kind(*positional, **named)
     except Exception as error:  # whatever a constructor says of arguments that no program would give it
-        raise ValueError(f"{name} cannot be made of {brief(given)}: {brief(error, 300)}") from error
+        raise ValueError(f"{name} cannot be made of {brief(values)}: {brief(error, 300)}") from error
 
 
 def _argument(value):

@@ -133,8 +133,8 @@ def _arguments(spec: str, builder: Callable[..., Layer], parts: list[str]) -> tu
     try:
         numbers = [int(number) for number in leading]
     except ValueError:
-        given = ",".join(parts)
-        raise ValueError(f"model {spec!r}: expected whole numbers after the colon, given {given!r}") from None
+        text = ",".join(parts)
+        raise ValueError(f"model {spec!r}: expected whole numbers after the colon, given {text!r}") from None
     name = option_strings.split(spec)[0]
     try:
         inspect.signature(builder).bind((), 0, *numbers)

@@ -191,8 +191,8 @@ def _check_shard(shard: tuple[int | None, ...], trainer: Any, what: str) -> None
         )
 
 
-def _kind(given: Any) -> str:
+def _kind(value: Any) -> str:
     """Return what something is, for a message."""
-    if isinstance(given, np.ndarray):
+    if isinstance(value, np.ndarray):
         return "an array of samples without targets: (x, y) are both"
-    return f"a {type(given).__name__}"
+    return f"a {type(value).__name__}"

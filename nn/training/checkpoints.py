@@ -125,11 +125,11 @@ class Hashed:
         return self.file.write(data)
 
 
-def check_checkpoints(what: str, given: object) -> None:
+def check_checkpoints(what: str, value: object) -> None:
     """Refuse what are no Checkpoints, such as the name of a directory, before anything is trained."""
-    if not isinstance(given, Checkpoints):
-        made = f": nn.Checkpoints({given!r:.80}) makes them" if isinstance(given, str | os.PathLike) else ""
-        raise TypeError(f"{what}: checkpoints must be nn.Checkpoints, given {given!r:.80}{made}")
+    if not isinstance(value, Checkpoints):
+        hint = f": nn.Checkpoints({value!r:.80}) makes them" if isinstance(value, str | os.PathLike) else ""
+        raise TypeError(f"{what}: checkpoints must be nn.Checkpoints, given {value!r:.80}{hint}")
 
 
 class Checkpoints(Closed):

@@ -180,8 +180,8 @@ def _with_plateau(schedule, callbacks: list[Callback]) -> tuple[Callable[[int], 
         return schedule, callbacks if inner in callbacks else [inner, *callbacks]
     rates = [callback for callback in callbacks if callable(callback)]
     if rates and (schedule is not None or len(rates) > 1):
-        others = ", ".join(map(repr, [schedule] * (schedule is not None) + rates[schedule is None :]))
-        raise ValueError(f"fit: {rates[0]!r} sets the learning rate, and so does {others}: give one of them")
+        setters = ", ".join(map(repr, [schedule] * (schedule is not None) + rates[schedule is None :]))
+        raise ValueError(f"fit: {rates[0]!r} sets the learning rate, and so does {setters}: give one of them")
     return (rates[0] if rates else schedule), callbacks
 
 
