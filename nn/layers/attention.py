@@ -245,12 +245,13 @@ class MultiHeadAttention(Layer):
 
 def block_size(attention: str) -> int:
     """Return how many queries and keys "blocks:SIZE" computes at a time; 0 for "whole"."""
-    name, values = option_strings.split(attention)
-    size = values[0] if values else "128"
-    if name == "blocks" and len(values) < 2 and size.isdecimal() and int(size) > 0:
-        return int(size)
     if attention == "whole":
         return 0
+    if isinstance(attention, str):
+        name, values = option_strings.split(attention)
+        size = values[0] if values else "128"
+        if name == "blocks" and len(values) < 2 and size.isdecimal() and int(size) > 0:
+            return int(size)
     raise ValueError(f'attention must be "whole", or "blocks:SIZE" such as "blocks:128", given {attention!r}')
 
 

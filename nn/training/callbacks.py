@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import math
 import os
@@ -249,7 +250,8 @@ class BestEpoch:
     def check_record(self, record: dict) -> None:
         """Refuse a metric that the record lacks."""
         if self.metric not in record:
-            hint = ""
+            near = difflib.get_close_matches(self.metric, record, n=1)
+            hint = f": did you mean {near[0]!r}?" if near else ""
             if self.metric.startswith("validation_"):
                 hint = ": no validation data?"
                 if "validation_loss" in record:

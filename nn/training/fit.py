@@ -15,12 +15,13 @@ With batch = all samples this is batch gradient descent, with batch = 1 stochast
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from typing import Never
+from typing import Never, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -54,6 +55,25 @@ INSTEAD = {  # what to write for arguments of other libraries
 }
 
 
+Arguments, Result = ParamSpec("Arguments"), TypeVar("Result")
+
+
+def _data_in_one_argument(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Refuse targets as an argument of their own, as other libraries take them: Python says "multiple values"."""
+
+    @functools.wraps(function)
+    def checked(*values: Arguments.args, **options: Arguments.kwargs) -> Result:
+        if len(values) > 2 and np.ndim(values[2]):
+            raise TypeError(
+                "fit takes samples and targets as one argument: nn.fit(trainer, (x, y), epochs=5), given "
+                f"{values[2]!r:.80} in third place, where the number of epochs is"
+            )
+        return function(*values, **options)
+
+    return checked
+
+
+@_data_in_one_argument
 def fit(
     trainer: Trainer,
     train: Samples,
@@ -202,7 +222,7 @@ def _check_schedule(schedule, training: Training) -> None:
         warnings.warn(
             f"fit: {schedule!r} starts anew, as in every call of fit, and ends after the {epochs * steps} steps of "
             "this one; to go on with it, give all epochs, and progress=training.progress() of the call before",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

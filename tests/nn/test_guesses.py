@@ -225,6 +225,17 @@ INSTEAD = {
     "samples one by one": (lambda t: nn.Loader(Pairs(), 8), TypeError, r"nn\.data\.Dataset\(\*map\(np\.stack, zip"),
     "learning_rate": (lambda t: nn.Adam(learning_rate=0.1), TypeError, "takes no 'learning_rate': write lr="),
     "batch_size": (lambda t: nn.fit(t, (X, Y), 1, batch_size=8), TypeError, "fit takes no 'batch_size': write batch="),
+    "targets as an argument": (
+        lambda t: nn.fit(t, X, Y, epochs=5), TypeError, r"nn\.fit\(trainer, \(x, y\), epochs=5\)"
+    ),
+    "and the epochs behind": (lambda t: nn.fit(t, X, Y, 5), TypeError, r"nn\.fit\(trainer, \(x, y\), epochs=5\)"),
+    "val_loss": (
+        lambda t: nn.fit(t, (X, Y), 1, nn.EarlyStopping(3, "val_loss"), validation=(X, Y)), ValueError,
+        "did you mean 'validation_loss'",
+    ),
+    "attention by a number": (
+        lambda t: nn.MultiHeadAttention(8, 2, attention=128), ValueError, 'attention must be "whole", or "blocks:SIZE"'
+    ),
     "validation_data": (lambda t: nn.fit(t, (X, Y), 1, validation_data=(X, Y)), TypeError, "write validation="),
     "batch_size of a loader": (lambda t: nn.Loader(nn.data.Dataset(X, Y), batch_size=8), TypeError, "write batch="),
     "a loader of arrays": (lambda t: nn.Loader((X, Y), 8), TypeError, r"nn\.data\.Dataset\(x, y\) makes one"),
