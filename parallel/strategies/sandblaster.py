@@ -89,10 +89,10 @@ def Sandblaster(
 def check(options, ranks: int | None, network, optimizer) -> int:
     """Refuse roles that there are no ranks for, and networks that are not one function."""
     from parallel.strategies.line_search import refuse_changing
-    from parallel.sync.coordinator.shards import parts
+    from parallel.sync.coordinator.shards import assign_roles
     from parallel.sync.push_pull import server_slices
 
-    parts(max(1, ranks or 1), options.servers, options.server_place)
+    assign_roles(max(1, ranks or 1), options.servers, options.server_place)
     server_slices(network.layout.size, options.servers)
     refuse_changing(network)
     return 1

@@ -1,13 +1,14 @@
-"""Mailbox: messages between roles (servers and workers; a coordinator, shards, replicas), which may share a rank.
+"""Mailbox: messages between actors (servers and workers; a coordinator, shards, replicas), which may share a rank.
 
-A message is a kind, a few numbers and an array; the rank on which its receiver lives calls that role's handler with it.
+A message is a kind, a few numbers and an array. Actors are named by their roles; the rank on which a message's receiver
+lives calls that actor's `handle` with it.
 Messages of one sender to one receiver arrive in the order in which they were sent; messages of two senders in any. A
 rank receives from one rank after another in a circle, so a rank that sends much does not delay the others.
 
 At most one message from one rank to another is in flight: the next `send` waits until it has left. A rank that waits
 receives, so two ranks that send to each other do not block; it runs no handler inside a handler.
 
-`LocalMailbox` delivers between roles of one process, in any order that is possible: so all of them can be tried.
+`LocalMailbox` delivers between actors of one process, in any order that is possible: so all of them can be tried.
 """
 
 from __future__ import annotations
@@ -56,8 +57,30 @@ class Message(NamedTuple):
         return self if self.array is None else self._replace(array=self.array.copy())
 
 
+class Actor:
+    """Handles the messages of one role, and sends messages under its name.
+
+    Parameters
+    ----------
+    mailbox : Mailbox or LocalMailbox
+    role : Role
+    """
+
+    def __init__(self, mailbox, role: Role):
+        self.mailbox, self.role = mailbox, role
+        mailbox.handlers[role] = self.handle
+
+    def handle(self, message: Message) -> None:
+        """Do what a message asks for."""
+        raise TypeError(f"{type(self).__name__} handles no messages")
+
+    def send(self, receiver: Role, kind: str, header: tuple[float, ...] = (), array: np.ndarray | None = None) -> None:
+        """Send a message."""
+        self.mailbox.send(Message(kind, self.role, receiver, header, array))
+
+
 class LocalMailbox:
-    """Delivers messages between roles of one process.
+    """Delivers messages between actors of one process.
 
     Parameters
     ----------
@@ -104,7 +127,7 @@ MAILBOXES: weakref.WeakSet[Mailbox] = weakref.WeakSet()  # of all trainers on th
 
 
 class Mailbox:
-    """Delivers messages between roles on the ranks of a communicator.
+    """Delivers messages between actors on the ranks of a communicator.
 
     Parameters
     ----------

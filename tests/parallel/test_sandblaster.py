@@ -17,7 +17,7 @@ from parallel.command import main
 from parallel.elastic.chaos import result
 from parallel.strategies.sandblaster import Sandblaster
 from parallel.sync.coordinator.roles import COORDINATOR, KINDS, Coordinator, Replica, Shard
-from parallel.sync.coordinator.shards import WORKING, parts
+from parallel.sync.coordinator.shards import WORKING, assign_roles
 from parallel.sync.mailbox import HEAD_BYTES, LocalMailbox, Mailbox, Message
 from parallel.sync.push_pull import server_slices
 
@@ -356,10 +356,10 @@ def test_bad_input_is_refused():
     for layer, header in ((nn.BatchNorm1d(6), "moves with every batch"), (nn.Dropout(0.5), "another function every")):
         with pytest.raises(ValueError, match=header):
             Sandblaster(nn.Network(nn.Sequential(layer, nn.Linear(6, 3)), (6,)), loss, QuasiNewton())
-    assert parts(4, 1, "own") == ([1, 2], [3]) and parts(4, 2, "workers") == ([1, 2, 3], [1, 2])
-    assert parts(1, 3, "own") == ([0], [0, 0, 0])
+    assert assign_roles(4, 1, "own") == ([1, 2], [3]) and assign_roles(4, 2, "workers") == ([1, 2, 3], [1, 2])
+    assert assign_roles(1, 3, "own") == ([0], [0, 0, 0])
     with pytest.raises(ValueError, match="beside the coordinator, rank 0: 1 parameter servers on 1 ranks"):
-        parts(2, 1, "own")
+        assign_roles(2, 1, "own")
 
 
 def test_the_library_fits_with_it():

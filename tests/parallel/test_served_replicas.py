@@ -182,14 +182,14 @@ def test_what_is_applied_is_what_two_replicas_pushed(comm):
         many = make(comm, name, **options)
         sync, sent = many.sync, []
         if replica := sync.replica:
-            start, join = replica.join(many.flat_parameters).copy(), replica.join
+            start, join = replica.gather(many.flat_parameters).copy(), replica.gather
 
             def noted(mine, join=join, sent=sent):
                 found = join(mine)
                 sent.append(found.copy())
                 return found
 
-            replica.join = noted
+            replica.gather = noted
         loader = nn.Loader(dataset("mlp"), 16, seed=1, shard=many.shard, dtype=np.float64)
         history = nn.fit(many, loader, 2).history
         assert len(history) == 2 and many.steps == 6 and all(math.isfinite(record["loss"]) for record in history)
@@ -197,7 +197,7 @@ def test_what_is_applied_is_what_two_replicas_pushed(comm):
         leads = comm.rank in sync.workers
         assert leads == (comm.rank in (0, 2))
         if replica:
-            replica.join = join
+            replica.gather = join
         mine = sum(sent, np.zeros(sync.layout.size)) if leads else np.zeros(sync.layout.size)
         if leads and sync.memories:
             mine -= sum(sync.memories.flat.values())
@@ -205,7 +205,7 @@ def test_what_is_applied_is_what_two_replicas_pushed(comm):
         assert sum(many.counted()["staleness"]["updates"]) == pushes
         last = sync.parameters
         if sync.works and sync.replica:
-            last = sync.replica.join(last)
+            last = sync.replica.gather(last)
         if comm.rank == 0:
             way = (start - last) / 0.1
             assert difference(way, total) < 1e-12, (name, options)
@@ -221,13 +221,13 @@ def test_all_ranks_of_a_replica_use_one_read(comm, together):
     many = make(comm, "Downpour", nn.Adagrad(0.05), language_model, push=1, fetch=2, ahead=True, **together)
     used, taken = [], []
     if replica := many.sync.replica:
-        deal = replica.deal
+        deal = replica.scatter
 
         def noted(mine):
             taken.append(many.sync.worker.clock)
             deal(mine)
 
-        replica.deal = noted
+        replica.scatter = noted
     for _ in range(3):
         for batch in batches("transformer", many.shard):
             many.step(*batch)
@@ -246,7 +246,7 @@ def test_what_is_not_cut_would_drift_apart_if_it_were_not_dealt(comm):
     """The check can fail: a rank that takes its part of what was read, and of the rest keeps its own."""
     many = make(comm, optimizer=nn.Adagrad(0.05))
     if comm.rank == 1:
-        replica, deal = many.sync.replica, many.sync.replica.deal
+        replica, deal = many.sync.replica, many.sync.replica.scatter
 
         def cut_only(mine):
             before = mine.copy()
@@ -256,7 +256,7 @@ def test_what_is_not_cut_would_drift_apart_if_it_were_not_dealt(comm):
                     place = many.local_network.layout.slices[piece.name]
                     mine[place] = before[place]
 
-        replica.deal = cut_only
+        replica.scatter = cut_only
     for batch in batches("mlp", many.shard):
         many.step(*batch)
     if comm.rank < 2:

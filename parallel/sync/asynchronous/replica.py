@@ -65,43 +65,43 @@ class Replica:
     """
 
     def __init__(self, mesh: Mesh, network: Network, layout: Layout):
-        self.ranks, self.layout, self.parts = mesh.model, layout, mesh.sizes["tensor"]
+        self.ranks, self.layout, self.count = mesh.model, layout, mesh.sizes["tensor"]
         self.first, index = self.ranks.rank == 0, mesh.places["tensor"]
         own, specs = network.layout, whole_specs(network)
         mine = [
             Piece(name, place.start, split, name not in own.borrowed and (split is not None or index == 0))
             for name, place in own.slices.items()
-            for split in (split_of(specs[name]) if self.parts > 1 else None,)
+            for split in (split_of(specs[name]) if self.count > 1 else None,)
         ]
         self.pieces, sizes = zip(*self.ranks.allgather((mine, own.size)), strict=True)
         self.whole = np.zeros(layout.size if self.first else 0, network.dtype)
-        self.rooms = [np.zeros(size, network.dtype) for size in sizes[1:] if self.first]  # of the others, in order
-        self.told = np.zeros(2)
+        self.parts = [np.zeros(size, network.dtype) for size in sizes[1:] if self.first]  # of the others, in order
+        self.flags = np.zeros(2)
 
-    def join(self, mine: np.ndarray) -> np.ndarray:
+    def gather(self, mine: np.ndarray) -> np.ndarray:
         """Return the whole vector on the first rank, elsewhere the rank's own (collective)."""
         if not self.first:
             self.ranks.Send(mine, 0, TAG)
             return mine
-        for i, room in enumerate(self.rooms, 1):
-            self.ranks.Recv(room, i, TAG)
-        for i, part in enumerate((mine, *self.rooms)):
+        for i, part in enumerate(self.parts, 1):
+            self.ranks.Recv(part, i, TAG)
+        for i, part in enumerate((mine, *self.parts)):
             for piece, there, here in self.pairs(self.whole, part, i):
                 if piece.counts:
                     there[...] = here
         return self.whole
 
-    def deal(self, mine: np.ndarray) -> None:
+    def scatter(self, mine: np.ndarray) -> None:
         """Give every rank its part of the first rank's whole vector (collective)."""
         if not self.first:
             self.ranks.Recv(mine, 0, TAG)
             return
-        for i, room in enumerate(self.rooms, 1):
-            self.take(self.whole, room, i)
-            self.ranks.Send(room, i, TAG)
-        self.take(self.whole, mine, 0)
+        for i, part in enumerate(self.parts, 1):
+            self.write_part(self.whole, part, i)
+            self.ranks.Send(part, i, TAG)
+        self.write_part(self.whole, mine, 0)
 
-    def take(self, whole: np.ndarray, part: np.ndarray, index: int | None = None) -> None:
+    def write_part(self, whole: np.ndarray, part: np.ndarray, index: int | None = None) -> None:
         """Write the part of a whole vector that the rank with this number, by default this one, has."""
         for _, there, here in self.pairs(whole, part, self.ranks.rank if index is None else index):
             here[...] = there
@@ -112,11 +112,11 @@ class Replica:
             name, spec = piece.name, self.layout.specs[piece.name]
             there = whole[self.layout.slices[name]].reshape(spec.shape)
             if piece.split is not None:
-                there = inside(name, with_split(spec, piece.split), there, index % self.parts, self.parts)
+                there = inside(name, with_split(spec, piece.split), there, index % self.count, self.count)
             yield piece, there, part[piece.start : piece.start + there.size].reshape(there.shape)
 
-    def tell(self, *flags: bool) -> list[bool]:
+    def broadcast(self, *flags: bool) -> list[bool]:
         """Return the first rank's flags on all ranks (collective)."""
-        self.told[:] = flags
-        self.ranks.Bcast(self.told, root=0)
-        return [bool(flag) for flag in self.told]
+        self.flags[:] = flags
+        self.ranks.Bcast(self.flags, root=0)
+        return [bool(flag) for flag in self.flags]

@@ -120,7 +120,7 @@ class Asynchronous(LocalUpdate, Served):
         self.parameters, self.gradients = own.zeros(self.dtype), own.zeros(self.dtype)
         self.first_values()
         self.mailbox = self._mailbox()
-        self.slots, self.worker, self.server, self.told = {}, None, None, 0.0
+        self.slots, self.worker, self.server, self.loss = {}, None, None, 0.0
         self.pushes, self.sizes = 0, SizeLog()
         self.update_count = np.zeros((), int)  # `updates`, for the state
         self._allocate_pieces(None)
@@ -142,15 +142,15 @@ class Asynchronous(LocalUpdate, Served):
         own, whole = self.network.layout, self.layout.zeros(self.dtype)
         self.layout.initialize(whole, self.seed)
         self.mesh.communicator.Bcast(whole, root=0)
-        self.take(whole)
+        self.write_parameters(whole)
         if self.works:
             self.mesh.data.Bcast(self.buffers, root=0)
         self.p, self.g = own.views(self.parameters), own.views(self.gradients)
 
-    def take(self, whole: np.ndarray) -> None:
+    def write_parameters(self, whole: np.ndarray) -> None:
         """Take this rank's parameters from a whole vector."""
         if self.replica:
-            self.replica.take(whole, self.parameters)
+            self.replica.write_part(whole, self.parameters)
         else:
             self.parameters[:] = whole
 
@@ -183,7 +183,7 @@ class Asynchronous(LocalUpdate, Served):
             if self.works:
                 self.worker.open(step, self.updates)
         hooks = super().begin_step(step, samples, total, parts)
-        self.samples, self.told = samples, 0.0
+        self.samples, self.loss = samples, 0.0
         self.sizes.add(step, total)
         if self.works:
             self.worker.read()
@@ -192,7 +192,7 @@ class Asynchronous(LocalUpdate, Served):
     updates = 0  # that every server had made when all last met
 
     def set_loss(self, loss, total):
-        self.told = loss
+        self.loss = loss
 
     def end_addend(self):
         """`finish_step` pushes them."""
@@ -200,7 +200,7 @@ class Asynchronous(LocalUpdate, Served):
     def finish_step(self):
         """Push, or report a loss that is not finite; a server on a rank of its own serves as long as the step lasts."""
         worker, server = self.worker, self.server
-        if worker and not math.isfinite(self.told):
+        if worker and not math.isfinite(self.loss):
             self.bad = True
             worker.fail()
         if worker:
@@ -212,14 +212,14 @@ class Asynchronous(LocalUpdate, Served):
         else:
             server.serve(self.step + 1)
             broken = server.broken or server.clock_table.deserted(self.step + 1)
-        loss = self.told * len(self.workers)
+        loss = self.loss * len(self.workers)
         if broken and self.settle():
             loss = math.nan
         return StepResult(loss, True)
 
     def look(self):
         if self.works and not (self.settled or self.looking):
-            self.worker.adopt_all()
+            self.worker.await_answers()
         return super().look()
 
     def trained(self):
@@ -239,7 +239,7 @@ class Asynchronous(LocalUpdate, Served):
             self.server.rest()
             self.updates = self.server.updates
         # No server answers a worker's next step before all have read.
-        everyone = self.mesh.allgather(self._told(settles=False))
+        everyone = self.mesh.allgather(self._status(settles=False))
         if any(settles for settles, *_ in everyone):
             self.before_looking, self.settled = None, True
             if self.works:
@@ -291,9 +291,9 @@ class Asynchronous(LocalUpdate, Served):
             self.server.rest()
             self.updates = self.server.updates
         self.settled = True
-        return self._conclude(self.mesh.allgather(self._told(settles=True)))
+        return self._conclude(self.mesh.allgather(self._status(settles=True)))
 
-    def _told(self, settles: bool) -> tuple[bool, str, bool, int]:
+    def _status(self, settles: bool) -> tuple[bool, str, bool, int]:
         """Return this rank's part of what all ranks exchange when they settle or look."""
         return settles, self.server.error if self.serves else "", self.bad, self.sizes.checksum()
 
@@ -342,7 +342,7 @@ class Asynchronous(LocalUpdate, Served):
             for array in {id(array): array for array in (self.gradients, self.worker.gathered)}.values():
                 yield PlacedArray("", "gradients", array, own)
             if self.replica:
-                yield from in_transit(self.replica.whole, *self.replica.rooms)
+                yield from in_transit(self.replica.whole, *self.replica.parts)
         if self.memories:
             yield from self.memories.placed()
         self.update_count[...] = self.updates

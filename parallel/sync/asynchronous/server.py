@@ -23,12 +23,12 @@ from parallel.sync.asynchronous.clock import ClockTable
 from parallel.sync.asynchronous.compensation import Compensation
 from parallel.sync.compression.base import Compressor
 from parallel.sync.local_update import temporarily
-from parallel.sync.mailbox import Mailbox, Message
+from parallel.sync.mailbox import Actor, Mailbox, Message
 
 KINDS = ("push", "read", "done", "fail", "answer")
 
 
-class Server:
+class Server(Actor):
     """One slice of the parameters, and the moments for it.
 
     Parameters
@@ -72,14 +72,14 @@ class Server:
         decoder: Compressor | None,
         compensate: bool,
     ):
-        self.mailbox, self.role, self.clock_table = mailbox, ("server", rank), clock_table
-        self.held, self.region, self.optimizer, self.decoder = held, region, optimizer, decoder
+        super().__init__(mailbox, ("server", rank))
+        self.clock_table, self.held, self.region = clock_table, held, region
+        self.optimizer, self.decoder = optimizer, decoder
         self.sums = np.zeros_like(held)
         self.slots = {name: np.zeros_like(held) for name in optimizer.slots}
         self.compensation = Compensation(len(held), held.dtype) if compensate else None
         self.updates, self.staleness = 0, Counter()
         self.broken, self.error = False, ""
-        mailbox.handlers[self.role] = self.handle
         self.kept: dict[int, tuple[np.ndarray, int, float]] = {}  # pushes of a clock that not all have reached
 
     def open(self, clock: int) -> None:
@@ -177,7 +177,7 @@ class Server:
         header = self.updates, self.clock_table.least, self.clock_table.reached[worker], self.broken
         if self.compensation and self.clock_table.least < math.inf:  # else no gradient is computed with this answer
             self.compensation.remember(worker, self.updates, self.held)
-        self.mailbox.send(Message("answer", self.role, ("worker", worker), header, self.held))
+        self.send(("worker", worker), "answer", header, self.held)
 
     @property
     def buffers(self) -> list[np.ndarray]:

@@ -10,12 +10,12 @@ import numpy as np
 from parallel.sync.asynchronous.clock import CachedSlice, allowed, fits
 from parallel.sync.asynchronous.replica import Replica
 from parallel.sync.compression.compressed import Pieces
-from parallel.sync.mailbox import Mailbox, Message
+from parallel.sync.mailbox import Actor, Mailbox, Message
 
 PAUSED = "asked_at", "asked", "fresh"  # of a worker: what a read changes, beside its copies
 
 
-class Worker:
+class Worker(Actor):
     """One replica, with clocks.
 
     Parameters
@@ -65,13 +65,13 @@ class Worker:
         warm: int,
         local: bool,
     ):
-        self.mailbox, self.role, self.hosts, self.shares = mailbox, ("worker", rank), hosts, shares
-        self.parameters, self.gradients, self.pieces = parameters, gradients, pieces
+        super().__init__(mailbox, ("worker", rank))
+        self.hosts, self.shares, self.pieces = hosts, shares, pieces
+        self.parameters, self.gradients = parameters, gradients
         self.replica, self.fresh = replica, False
         self.read_into = replica.whole if replica else parameters
         self.bound, self.ahead, self.warm = bound, ahead, warm
         self.push_every, self.fetch_every, self.local = push_every, fetch_every, local
-        mailbox.handlers[self.role] = self.handle
         self.gathered = np.zeros_like(gradients) if push_every > 1 else gradients
         self.open(0, 0)
 
@@ -86,7 +86,7 @@ class Worker:
         self.used: list[int] = []  # versions with which the oldest gradient was computed that is not pushed yet
 
     def handle(self, message: Message) -> None:
-        """Keep a server's answer until `adopt`."""
+        """Keep a server's answer until `use_answers`."""
         if message.kind == "answer":
             self.answers[self.hosts.index(message.sender[1])] = message
 
@@ -114,14 +114,14 @@ class Worker:
         clock = self.clock
         due = clock - self.asked_at >= (1 if clock <= self.warm else self.fetch_every)
         self.blocking = due and not (self.ahead and clock > self.warm)
-        self.adopt()
+        self.use_answers()
         if self.blocking:
             self.ask(clock)
-            yield from self.receives("waits")
+            yield from self.await_and_use("waits")
         for attempt in range(2):  # what came ahead is too old: then what is on its way, or else what is asked for now
             if not self.broken and not fits(self.copies, clock, self.bound, self.warm):
                 self.ask(clock)
-                yield from self.receives(f"waits again {attempt}")
+                yield from self.await_and_use(f"waits again {attempt}")
         for host, copy in zip(self.hosts, self.copies, strict=True):
             own = copy.own >= self.pushed_at or not self.blocking
             if not self.broken and not (own and allowed(clock, copy.least, self.bound, self.warm)):
@@ -131,15 +131,15 @@ class Worker:
                     f"this one: that is too old"
                 )
         self.used = self.used or [copy.version for copy in self.copies]
-        self.share()
+        self.share_answers()
 
-    def share(self) -> None:
+    def share_answers(self) -> None:
         """Give what the first rank of a replica has read, and whether training has ended, to its other ranks."""
         if not self.replica:
             return
-        fresh, self.broken = self.replica.tell(self.fresh, self.broken)
+        fresh, self.broken = self.replica.broadcast(self.fresh, self.broken)
         if fresh:
-            self.replica.deal(self.parameters)
+            self.replica.scatter(self.parameters)
         self.fresh = False
 
     def ask(self, clock: float) -> None:
@@ -150,14 +150,14 @@ class Worker:
         self.answers = [None for _ in self.hosts]
         for host in self.hosts:
             if clock == math.inf:
-                self.send(host, "done", (self.paused is not None,))
+                self.send(("server", host), "done", (self.paused is not None,))
             else:
-                self.send(host, "read", (clock,))
+                self.send(("server", host), "read", (clock,))
 
-    def receives(self, place: str) -> Iterator[str]:
+    def await_and_use(self, place: str) -> Iterator[str]:
         """Wait for the slices that were asked for, and take them over."""
         yield place
-        self.adopt()
+        self.use_answers()
 
     def wait_for_answers(self) -> None:
         """Return when every server has answered."""
@@ -169,7 +169,7 @@ class Worker:
 
         self.mailbox.wait(lambda: None not in self.answers, missing)
 
-    def adopt(self) -> None:
+    def use_answers(self) -> None:
         """Take over the slices, if all that were asked for have come."""
         if not self.asked:
             return
@@ -198,7 +198,7 @@ class Worker:
         if self.clock - self.pushed_at >= (1 if self.clock <= self.warm else self.push_every):
             self.push(rate)
         if self.ahead and self.clock > self.warm and self.clock - self.asked_at >= self.fetch_every:
-            self.adopt()
+            self.use_answers()
             self.ask(self.clock)
 
     def accumulate(self, samples: int, rate: float) -> None:
@@ -211,14 +211,14 @@ class Worker:
     def push(self, rate: float) -> None:
         """Send what was gathered to every server; without samples only the clock."""
         for host, version, array in zip(self.hosts, self.used, self.slices(), strict=True):
-            self.send(host, "push", (self.clock, version, rate), array)
+            self.send(("server", host), "push", (self.clock, version, rate), array)
         if self.gathered is not self.gradients:
             self.gathered[:] = 0
         self.pushed_at, self.samples, self.used = self.clock, 0, []
 
     def slices(self) -> Iterator[np.ndarray | None]:
         """Yield what each server is sent; None if there were no samples."""
-        whole = self.replica.join(self.gathered) if self.replica and self.samples else self.gathered
+        whole = self.replica.gather(self.gathered) if self.replica and self.samples else self.gathered
         for number, share in enumerate(self.shares):
             if self.samples and self.pieces:
                 body = self.pieces.encoders[number].encode(whole[share], self.clock - 1)
@@ -231,11 +231,7 @@ class Worker:
         """Tell the servers that the loss of this step is not finite; push nothing."""
         self.broken = True
         for host in self.hosts:
-            self.send(host, "fail")
-
-    def send(self, host: int, kind: str, header: tuple[float, ...] = (), array: np.ndarray | None = None) -> None:
-        """Send a message to the server on one rank."""
-        self.mailbox.send(Message(kind, self.role, ("server", host), header, array))
+            self.send(("server", host), "fail")
 
     # ------------------------------------------------------------------------------------------------ the end
 
@@ -245,11 +241,11 @@ class Worker:
 
     def finishes(self, rate: float) -> Iterator[str]:
         """Do `finish`, and yield wherever it waits for answers."""
-        self.share()
+        self.share_answers()
         if not self.broken and self.pushed_at < self.clock:
             self.push(rate)
         if self.asked:
-            yield from self.receives("waits before the end")
+            yield from self.await_and_use("waits before the end")
         yield from self.reads_last()
 
     def pause(self) -> None:
@@ -262,11 +258,11 @@ class Worker:
         vars(self).update(self.paused)
         self.paused = None
 
-    def adopt_all(self) -> None:
+    def await_answers(self) -> None:
         """Wait for an answer that is in flight, which might have come by now, and take it over."""
         if self.asked:
-            self.complete(self.receives("waits"))
-        self.share()
+            self.complete(self.await_and_use("waits"))
+        self.share_answers()
 
     def forget(self) -> None:
         """Drop what is gathered: other parameters were loaded."""
@@ -275,5 +271,5 @@ class Worker:
     def reads_last(self) -> Iterator[str]:
         """Leave the clocks, and read the parameters when all workers have left; yield where it waits for them."""
         self.ask(math.inf)
-        yield from self.receives("waits for the end")
-        self.share()
+        yield from self.await_and_use("waits for the end")
+        self.share_answers()

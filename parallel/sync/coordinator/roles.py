@@ -26,7 +26,7 @@ import numpy as np
 
 from nn.optim.lbfgs import Vectors
 from parallel.sync.fixed_tree import Node, siblings
-from parallel.sync.mailbox import Message
+from parallel.sync.mailbox import Actor, Message
 
 COORDINATOR = ("coordinator", 0)
 KINDS = (
@@ -40,7 +40,7 @@ KINDS = (
 )  # fmt: skip
 
 
-class Shard:
+class Shard(Actor):
     """A slice of every vector, and what the coordinator lets it do with them.
 
     Parameters
@@ -55,8 +55,8 @@ class Shard:
     """
 
     def __init__(self, number: int, vectors: Vectors, names: list[str], replicas: int, mailbox):
-        self.role, self.vectors, self.names, self.mailbox = ("shard", number), vectors, names, mailbox
-        mailbox.handlers[self.role] = self.handle
+        super().__init__(mailbox, ("shard", number))
+        self.vectors, self.names = vectors, names
         self.open = self.evaluation = 0  # whether chunks are missing, and of which evaluation
         self.replicas, self.late = replicas, []  # pulls that have come before what they ask for
         self.done = False
@@ -71,7 +71,7 @@ class Shard:
         match kind:
             case "dot":
                 a, b = self._vectors(header)
-                self._tell(COORDINATOR, "product", (self.vectors.dot(a, b),))
+                self.send(COORDINATOR, "product", (self.vectors.dot(a, b),))
             case "copy":
                 self.vectors.copy(*self._vectors(header))
             case "scale":
@@ -87,15 +87,12 @@ class Shard:
                 self._push(*map(int, header), message.array)
             case "stop" | "bye":
                 if kind == "bye":  # a replica asks for nothing more: so it gets nothing more
-                    self._tell(message.sender, "bye")
+                    self.send(message.sender, "bye")
                 self.left -= 1
                 self.done = not self.left
 
     def _vectors(self, numbers) -> list[str]:
         return [self.names[int(i)] for i in numbers]
-
-    def _tell(self, receiver, kind: str, header=(), array=None) -> None:
-        self.mailbox.send(Message(kind, self.role, receiver, header, array))
 
     def _begin(self, evaluation: int, chunks: int) -> None:
         self.evaluation, self.open = evaluation, True
@@ -114,7 +111,7 @@ class Shard:
         if asked > self.evaluation:  # by who has heard of an evaluation before this shard has
             self.late.append(message)
         elif self.open and asked == self.evaluation:  # else all has been computed without that replica
-            self._tell(message.sender, "slice", message.header, self.vectors.arrays["w"])
+            self.send(message.sender, "slice", message.header, self.vectors.arrays["w"])
 
     def _push(self, evaluation: int, chunk: int, gradient: np.ndarray) -> None:
         """Add a chunk's gradient, unless it has been added; with its neighbour, once that is here too."""
@@ -134,10 +131,10 @@ class Shard:
                 return
         g[:] = total
         self.open = False
-        self._tell(COORDINATOR, "summed", (evaluation,))
+        self.send(COORDINATOR, "summed", (evaluation,))
 
 
-class Replica:
+class Replica(Actor):
     """Compute gradients of chunks.
 
     Parameters
@@ -156,8 +153,8 @@ class Replica:
     def __init__(
         self, number: int, slices: list[slice], parameters, gradients, compute: Callable[[int], float], mailbox
     ):
-        self.role, self.slices, self.mailbox = ("replica", number), slices, mailbox
-        mailbox.handlers[self.role] = self.handle
+        super().__init__(mailbox, ("replica", number))
+        self.slices = slices
         self.parameters, self.gradients, self.compute = parameters, gradients, compute
         self.wanted = -1  # the evaluation whose parameters are asked for
         self.done = False
@@ -172,31 +169,28 @@ class Replica:
             case "start":  # the parameters of an evaluation are to be pulled
                 self.wanted, self.missing = int(message.header[0]), len(self.slices)
                 for i in range(len(self.slices)):
-                    self._tell(("shard", i), "pull", message.header)
+                    self.send(("shard", i), "pull", message.header)
             case "slice" if message.header[0] == self.wanted:
                 self.parameters[self.slices[message.sender[1]]] = message.array.view(self.parameters.dtype)
                 self.missing -= 1
                 if not self.missing:
-                    self._tell(COORDINATOR, "idle", message.header)
+                    self.send(COORDINATOR, "idle", message.header)
             case "chunk":
                 evaluation, chunk = message.header
                 loss = self.compute(int(chunk))
                 for i, share in enumerate(self.slices):
-                    self._tell(("shard", i), "push", (evaluation, chunk), self.gradients[share])
-                self._tell(COORDINATOR, "computed", (evaluation, chunk, loss))
+                    self.send(("shard", i), "push", (evaluation, chunk), self.gradients[share])
+                self.send(COORDINATOR, "computed", (evaluation, chunk, loss))
             case "stop":
                 for i in range(len(self.slices)):
-                    self._tell(("shard", i), "bye")
-                self._tell(COORDINATOR, "bye")
+                    self.send(("shard", i), "bye")
+                self.send(COORDINATOR, "bye")
             case "bye":
                 self.left -= 1
                 self.done = not self.left
 
-    def _tell(self, receiver, kind: str, header=(), array=None) -> None:
-        self.mailbox.send(Message(kind, self.role, receiver, header, array))
 
-
-class Coordinator:
+class Coordinator(Actor):
     """Runs an algorithm on vectors that it does not hold: what `LBFGS` asks of `Vectors`, and its evaluations.
 
     Parameters
@@ -216,12 +210,10 @@ class Coordinator:
         Whether "w" is what all replicas have.
     """
 
-    role = COORDINATOR
-
     def __init__(self, names: list[str], shards: int, replicas: int, mailbox):
         self.numbers = {name: float(i) for i, name in enumerate(names)}
-        self.shards, self.replicas, self.mailbox = shards, replicas, mailbox
-        mailbox.handlers[self.role] = self.handle
+        super().__init__(mailbox, COORDINATOR)
+        self.shards, self.replicas = shards, replicas
         self.evaluations = self.dealt = self.backups = 0
         self.chunks = 0  # of a batch
         self.current = False
@@ -237,23 +229,23 @@ class Coordinator:
     def dot(self, a: str, b: str) -> float:
         """a . b: the sum of what the shards have."""
         self.products: list[float] = []
-        self._tell_shards("dot", (self.numbers[a], self.numbers[b]))
+        self._send_shards("dot", (self.numbers[a], self.numbers[b]))
         self.mailbox.wait(lambda: len(self.products) == self.shards)
         return math.fsum(self.products)
 
     def copy(self, to: str, source: str) -> None:
         """to = source."""
         self.current &= to != "w"
-        self._tell_shards("copy", (self.numbers[to], self.numbers[source]))
+        self._send_shards("copy", (self.numbers[to], self.numbers[source]))
 
     def scale(self, a: str, factor: float) -> None:
         """a *= factor."""
-        self._tell_shards("scale", (self.numbers[a], factor))
+        self._send_shards("scale", (self.numbers[a], factor))
 
     def axpy(self, to: str, factor: float, x: str) -> None:
         """to += factor x."""
         self.current &= to != "w"
-        self._tell_shards("axpy", (self.numbers[to], self.numbers[x], factor))
+        self._send_shards("axpy", (self.numbers[to], self.numbers[x], factor))
 
     # ------------------------------------------------------------------------------------------------ evaluations
 
@@ -274,8 +266,8 @@ class Coordinator:
         self.evaluations += 1
         self.waiting, self.out, self.losses = deque(chunks), {}, {}  # out: to which replicas a chunk was given
         self.pulled, self.summed = set(), 0
-        self._tell_shards("begin", (self.evaluations, self.chunks))
-        self._tell_replicas("start", (self.evaluations,))
+        self._send_shards("begin", (self.evaluations, self.chunks))
+        self._send_replicas("start", (self.evaluations,))
 
     def handle(self, message: Message) -> None:
         """Note the answers of shards and replicas."""
@@ -307,18 +299,18 @@ class Coordinator:
             self.out[chunk].append(replica)
             self.backups += 1
         self.dealt += 1
-        self.mailbox.send(Message("chunk", self.role, ("replica", replica), (self.evaluations, chunk)))
+        self.send(("replica", replica), "chunk", (self.evaluations, chunk))
 
     def stop(self) -> None:
         """End a search: return when all messages of the replicas are here."""
-        self._tell_replicas("stop")
-        self._tell_shards("stop")
+        self._send_replicas("stop")
+        self._send_shards("stop")
         self.mailbox.wait(lambda: self.done)
 
-    def _tell_shards(self, kind: str, header=()) -> None:
+    def _send_shards(self, kind: str, header=()) -> None:
         for i in range(self.shards):
-            self.mailbox.send(Message(kind, self.role, ("shard", i), header))
+            self.send(("shard", i), kind, header)
 
-    def _tell_replicas(self, kind: str, header=()) -> None:
+    def _send_replicas(self, kind: str, header=()) -> None:
         for i in range(self.replicas):
-            self.mailbox.send(Message(kind, self.role, ("replica", i), header))
+            self.send(("replica", i), kind, header)

@@ -18,7 +18,7 @@ from parallel.sync.push_pull import roles, server_slices
 WORKING = ("d", "w0", "g0")  # vectors that a search needs beside those that last
 
 
-def parts(size: int, servers: int, place: str) -> tuple[list[int], list[int]]:
+def assign_roles(size: int, servers: int, place: str) -> tuple[list[int], list[int]]:
     """(ranks of the replicas, ranks of the shards); rank 0 is the coordinator, and alone it is all of them.
 
     Raises
@@ -58,7 +58,7 @@ class Coordinated(GradientSync):
     phases = (("compute", "compute_gradients", False), ("wait", "sync.mailbox.wait", False))
 
     def __init__(self, size: int, servers: int, place: str, limit: float = LIMIT):
-        self.workers, self.hosts = parts(size, servers, place)
+        self.workers, self.hosts = assign_roles(size, servers, place)
         self.place, self.limit = place, limit
 
     def allocate(self):
@@ -120,13 +120,13 @@ class Coordinated(GradientSync):
         float
             Not finite where the loss at the start is not: nothing was changed.
         """
-        self.compute, self.told = compute, [math.nan, ""]
+        self.compute, self.outcome = compute, [math.nan, ""]
         for role in self.roles.values():
             role.begin()
         if self.algorithm:
-            self.told = self._coordinate(chunks, same)
+            self.outcome = self._coordinate(chunks, same)
         self.mailbox.wait(lambda: all(role.done for role in self.roles.values()))
-        loss, done = self.mesh.bcast(self.told)
+        loss, done = self.mesh.bcast(self.outcome)
         self.finished = done
         return loss
 
