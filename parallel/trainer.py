@@ -92,6 +92,9 @@ class DistributedTrainer(RunTrainer):
 
     def allocate(self) -> None:
         mesh, context = self.mesh, self.ctx.network_context
+        if not self.sync.local_update:  # else ranks make steps of their own
+            layers = [layer for _, layer, _, _ in self.network.layers()]
+            self.computes_empty_shards |= any(layer.updates_without_samples for layer in layers)
         self.suspects: list[tuple[int, np.ndarray]] = []  # what was computed when a loss was not finite
         self.forward_backward.start(mesh, self.network)
         self.sync.start(

@@ -62,7 +62,8 @@ def length_rows(length: int, ranks: int, quick: bool) -> Iterator[Row]:
     case, cores = f"length {length:,}, {ranks} rank{'s' * (ranks > 1)}", os.cpu_count() or 1
     note = f"{ranks} ranks share {cores} cores" if ranks > cores else ""
     yield Row(f"{case}, step", *(1e3 * seconds for seconds in found["seconds"]), "estimate", "ms", ranks, 1, note)
-    yield Row(f"{case}, memory", *(nbytes / 2**20 for nbytes in found["bytes"]), "estimate", "MiB", ranks, 1)
+    note = "the estimate: parameters, gradients, moments, and what forward keeps; measured also what layers work with"
+    yield Row(f"{case}, memory", *(nbytes / 2**20 for nbytes in found["bytes"]), "estimate", "MiB", ranks, 1, note)
 
 
 def expert_rows(quick: bool) -> Iterator[Row]:

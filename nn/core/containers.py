@@ -158,6 +158,7 @@ class Wrapper(Layer):
     def __init__(self, layer: Layer):
         self.layer = layer
         self.ids, self.synchronized = layer.ids, layer.synchronized
+        self.updates_without_samples = layer.updates_without_samples
 
     def __repr__(self):
         return repr(self.layer)

@@ -108,11 +108,13 @@ class Layer(Configured):
         then a layer may be given some of them.
     synchronized : bool
         Whether it takes statistics over a group that shares a batch, so that every member has to take part.
+    updates_without_samples : bool
+        Whether its statistics change once in every step, so that a process without samples in it computes, too.
     """
 
     output = gradient = "kept"
     ids = False
-    channelwise = synchronized = False
+    channelwise = synchronized = updates_without_samples = False
 
     def __setattr__(self, name: str, value: object) -> None:
         if "_fixed" in self.__dict__ and not callable(getattr(type(self), name, None)):
@@ -258,7 +260,8 @@ def check_layers(container: str, *layers: Layer) -> None:
 
 
 KINDS, TRUTHS = ("kept", "new", "view"), (False, True)
-DECLARED = {"output": KINDS, "gradient": KINDS, "ids": TRUTHS, "channelwise": TRUTHS, "synchronized": TRUTHS}
+DECLARED = {"output": KINDS, "gradient": KINDS}
+DECLARED |= dict.fromkeys(("ids", "channelwise", "synchronized", "updates_without_samples"), TRUTHS)
 
 
 def check_tree(root: Layer) -> None:

@@ -142,6 +142,11 @@ class MixtureOfExperts(Layer):
             )
 
     @property
+    def updates_without_samples(self) -> bool:
+        """Whether there is a bias, which moves once a step."""
+        return self.gate == "sigmoid"
+
+    @property
     def apply(self) -> Layer:
         """The activation layer of the experts."""
         return lookup("activation", self.activation)()

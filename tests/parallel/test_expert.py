@@ -106,6 +106,19 @@ def test_meshes_compute_what_one_process_computes(comm, ranks, model, how):
     assert_same(many_ranks(comm, model, **how), model)
 
 
+@pytest.mark.mpi(ranks=[2], more=[4])
+@pytest.mark.parametrize("how", [{}, {"shards": 4}], ids=str)
+def test_the_bias_moves_once_a_step_where_a_rank_has_no_samples(comm, ranks, how):
+    """In data parallelism, too: in the third batch, of one sample, the others' loads and biases would be old."""
+    from parallel import DistributedDataParallel
+
+    one = nn.Trainer(network("balanced"), loss(), optimizer(), SEED)
+    many = DistributedDataParallel(network("balanced"), loss(), optimizer(), Communicator(comm), SEED, **how)
+    np.testing.assert_allclose(train(many), train(one), rtol=1e-12)
+    assert_same_state(many.state_dict(), one.state_dict(), how)
+    many.close()
+
+
 @pytest.mark.mpi(ranks=[4])
 def test_a_checkpoint_continues_on_every_mesh(comm, ranks):
     """Half of the steps on one mesh, the others on another: as one process makes them all."""

@@ -29,12 +29,12 @@ def test_a_sequence_on_two_ranks_stands_beside_one_process():
 
 
 def test_a_step_on_two_ranks_stands_beside_its_estimate():
-    """Memory is counted, so it is near; seconds are those of a busy machine."""
+    """Memory is more than the estimate, which leaves out what layers compute with; seconds are of a busy machine."""
     import bench_sequences
 
     step, memory = bench_sequences.rows(quick=True, only="length 1,024, 2 ")
     assert step.peer_name == memory.peer_name == "estimate" and step.ours > 0 < step.peer and memory.ranks == 2
-    assert 0.5 < memory.ratio < 2
+    assert 1 < memory.ratio < 4
 
 
 def test_an_alltoallv_of_experts_stands_beside_its_price():
