@@ -1,9 +1,8 @@
 """Break runs at random moments, continue them, and compare the end with that of an undisturbed one.
 
-A **blow** is one of BLOWS: what it does to a run, at a moment drawn from the life of an undisturbed one. Where that was
-then, after so many epochs and a while, the run is hit, however fast the machine is by now. After it the run is
-continued, until it has ended well; then its parameters must have the bits of the undisturbed run, and nothing may be
-left of it: no process and no temporary file.
+A fault, one of FAULTS, is injected into a run at a moment drawn from the duration of an undisturbed one: after so many
+epochs and a while, however fast the machine is by now. Afterwards the run is continued, until it succeeds; then its
+parameters must have the bits of the undisturbed run, and no process and no temporary file of it may be left.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from nn.training.checkpoints import Checkpoints, files_of
 from parallel.elastic.supervisor import SUPERVISED, last_step, next_command
 from parallel.launch import processes
 
-BLOWS = {
+FAULTS = {
     "kill a rank": "SIGKILL to one rank",
     "kill two ranks": "SIGKILL to two ranks at once",
     "kill the launcher": "SIGKILL to the process that the user has started",
@@ -50,12 +49,12 @@ SAME = "parameters_sha256", "steps", "epochs"  # of result.json, whatever has ha
 
 
 class Broken(AssertionError):
-    """A run did not survive: the message says which blows it got, and what is wrong."""
+    """A run did not survive: the message says which faults were injected, and what is wrong."""
 
 
 @dataclass
 class Chaos:
-    """Runs of one training command, each hit by some blows.
+    """Runs of one training command, into each of which faults are injected.
 
     Parameters
     ----------
@@ -65,44 +64,44 @@ class Chaos:
         Where the runs are made.
     seed : int
     kinds : sequence of str
-        Of BLOWS.
+        Of FAULTS.
     program : sequence of str
-        What is started with these options: Python and scripts/train.py.
+        The program of these options: Python and scripts/train.py.
     say : callable (str)
 
     Attributes
     ----------
     ends, want : list of float, dict
-        Of the undisturbed run: the seconds after which its epochs were done, and all of it at last; what of its result
-        others must have, too.
-    hits, missed : Counter
-        Blows by kind: those that came while the run was on, and those that came too late.
+        Of the undisturbed run: the seconds after which its epochs, and at last all of it, were done; the entries of its
+        result that other runs must have, too.
+    injected, missed : Counter
+        Faults by kind: injected while the run was on, and too late.
     recovery : list of float
-        Seconds from a blow until all processes of the run had ended.
-    went_on : list of float
-        Seconds from when ranks knew of a death until they trained on, where runs survive those.
+        Seconds from a fault until all processes of the run had ended.
+    resumed : list of float
+        Seconds from when ranks knew of a death until they trained again, if runs survive deaths.
     """
 
     options: Sequence[str]
     directory: Path
     seed: int = 0
-    kinds: Sequence[str] = tuple(BLOWS)
+    kinds: Sequence[str] = tuple(FAULTS)
     program: Sequence[str] = field(kw_only=True)
     say: Callable[[str], object] = lambda line: None
-    hits: Counter = field(default_factory=Counter)
+    injected: Counter = field(default_factory=Counter)
     missed: Counter = field(default_factory=Counter)
     recovery: list[float] = field(default_factory=list)
-    went_on: list[float] = field(default_factory=list)
+    resumed: list[float] = field(default_factory=list)
 
     def __post_init__(self):
         self.rng = np.random.default_rng(self.seed)
         self.ends, self.want = [], {}
         self.directory = Path(self.directory)
         self.survives = any(word.split("=")[0] == "--elastic" for word in self.options)  # the death of a rank
-        self.refills = self.survives and any("respawn" in word for word in self.options)  # so it can get several blows
+        self.refills = self.survives and any("respawn" in word for word in self.options)  # for several faults
         for kind in self.kinds:
-            if kind not in BLOWS:
-                raise ValueError(f"no blow {kind!r}: there are {', '.join(BLOWS)}")
+            if kind not in FAULTS:
+                raise ValueError(f"fault {kind!r}: expected one of {', '.join(FAULTS)}")
         if self.survives and not self.refills and "--reproducible" not in [word.split("=")[0] for word in self.options]:
             raise ValueError(
                 "runs are compared bit by bit, and fewer ranks add up in another order: with --elastic shrink give "
@@ -112,7 +111,7 @@ class Chaos:
             raise ValueError("leave out --out and --resume: every run has a directory of its own")
 
     def undisturbed(self) -> None:
-        """Make the run that all others are compared with, and see how long it takes."""
+        """Make the run that all others are compared with, and measure how long it takes."""
         out, ends = self.directory / "undisturbed", []
         process = self._start(out)
         while process.poll() is None and (now := time.monotonic() - self.begun) < END:
@@ -126,8 +125,8 @@ class Chaos:
         self.want = {key: found[key] for key in SAME}
         shutil.rmtree(out)
 
-    def run(self, number: int, blows: int) -> None:
-        """One run with at most so many blows, which the seed and its number draw.
+    def run(self, number: int, faults: int) -> None:
+        """Make one run with at most this many faults, drawn by the seed and its number.
 
         Raises
         ------
@@ -137,24 +136,24 @@ class Chaos:
         out, log = self.directory / f"run{number}", []
         while not (out / "result.json").exists():
             kinds = []
-            while len(log) < blows and (not kinds or (self.refills and kinds[-1] in SURVIVED)):
+            while len(log) < faults and (not kinds or (self.refills and kinds[-1] in SURVIVED)):
                 kinds.append(str(self.rng.choice(list(self.kinds))))
                 log.append(kinds[-1])
             begun = len(log)
             self._try(out, kinds, log)
-            if len(log) > 10 * blows + 10 or (not kinds and begun == len(log) and not (out / "result.json").exists()):
+            if len(log) > 10 * faults + 10 or (not kinds and begun == len(log) and not (out / "result.json").exists()):
                 raise Broken(f"{out}: it never ends ({', '.join(log)})")
         found = result(out)
         for key in SAME:
             if found[key] != self.want[key]:
                 raise Broken(f"{out}: {key} is {found[key]}, undisturbed {self.want[key]} ({', '.join(log)})")
-        self.went_on += found.get("elastic", {}).get("recovery_seconds", [])
+        self.resumed += found.get("elastic", {}).get("recovery_seconds", [])
         if left := [str(path) for path in out.rglob("*.tmp")]:
             raise Broken(f"{out}: {', '.join(left)} left behind ({', '.join(log)})")
         shutil.rmtree(out)
 
     def _try(self, out: Path, kinds: list[str], log: list[str]) -> None:
-        """Begin or continue a run, and hit it, perhaps several times; return when all of it has ended."""
+        """Start or continue a run, and inject faults; return when all of it has ended."""
         begun = last_step(out) >= 0
         process = self._start(out)
         if not kinds:
@@ -162,26 +161,26 @@ class Chaos:
             if status:
                 raise Broken(f"{out}: continued after {', '.join(log) or 'nothing'}, it ended with {status}:\n{said}")
             return
-        struck, moments = set(), []
+        affected, moments = set(), []
         for kind, moment in zip(kinds, self._moments(out, len(kinds)), strict=True):
             if moments and process.poll() is not None:  # the others are for when it is continued
                 del log[len(log) - len(kinds) + len(moments) :]
                 break
             moments.append(moment)
-            self._come_to(process, out, *moment)
+            self._wait_until(process, out, *moment)
             if process.poll() is None:
-                self.hits[kind] += 1
+                self.injected[kind] += 1
             else:
                 self.missed[kind] += 1
             hit = time.monotonic()
-            struck |= self._blow(kind, process)
+            affected |= self._inject(kind, process)
         kinds = kinds[: len(moments)]
         status, said = self._finish(process, END)
         self.recovery.append(time.monotonic() - hit)
-        blows = zip(kinds, moments, strict=True)
-        told = ", ".join(f"{kind} {seconds:.2f} s after epoch {epochs}" for kind, (epochs, seconds) in blows)
+        faults = zip(kinds, moments, strict=True)
+        told = ", ".join(f"{kind} {seconds:.2f} s after epoch {epochs}" for kind, (epochs, seconds) in faults)
         self.say(f"{out.name}: {told}: exit status {status}, step {last_step(out)}")
-        if self.survives and set(kinds) <= set(SURVIVED) and process.pid not in struck and status:
+        if self.survives and set(kinds) <= set(SURVIVED) and process.pid not in affected and status:
             raise Broken(f"{out}: {told}: the others should have gone on, and ended with {status}:\n{said}")
         if begun and last_step(out) < 0:
             raise Broken(f"{out}: {told}: no checkpoint is left of those that there were")
@@ -189,10 +188,10 @@ class Chaos:
         if "Traceback" in said and ours and kinds[-1] in ("interrupt", "terminate", "full disk"):
             raise Broken(f"{out}: {told}: a traceback:\n{said}")
         if kinds[-1] in ("damage", "torn manifest") and not (out / "result.json").exists():
-            self._spoil(kinds[-1], out)
+            self._damage(kinds[-1], out)
 
     def _moments(self, out: Path, number: int) -> list[tuple[int, float]]:
-        """So many moments in the life of a run that begins or is continued, in order: epochs, seconds since then."""
+        """Return moments of a run that is started or continued, in order: epochs, seconds since then."""
         *ends, whole = self.ends
         done = min(epochs_done(out), len(ends))
         past = ends[done - 1] - ends[0] if done else 0.0  # of what is not done again
@@ -202,8 +201,8 @@ class Chaos:
             moments.append((epochs, moment + past - ends[epochs - 1]) if epochs > done else (0, moment))
         return moments
 
-    def _come_to(self, process: subprocess.Popen, out: Path, epochs: int, seconds: float) -> None:
-        """Return when a run is there, or has ended; of no epochs seconds count from its start."""
+    def _wait_until(self, process: subprocess.Popen, out: Path, epochs: int, seconds: float) -> None:
+        """Return when a run is at that moment, or has ended; without epochs seconds count from its start."""
         end = time.monotonic() + END
         while epochs_done(out) < epochs and process.poll() is None and time.monotonic() < end:
             time.sleep(LOOK)
@@ -225,8 +224,8 @@ class Chaos:
                 env=os.environ | {SUPERVISED: self.name},
             )
 
-    def _blow(self, kind: str, process: subprocess.Popen) -> set[int]:
-        """Hit a run; returns which processes were drawn."""
+    def _inject(self, kind: str, process: subprocess.Popen) -> set[int]:
+        """Inject a fault into a run; return the processes that were drawn."""
         ranks = processes.find(self.name, only_ranks=True, variable=SUPERVISED) or [process.pid]
         drawn = [int(each) for each in self.rng.permutation(ranks)]
         one = drawn[0]
@@ -253,8 +252,8 @@ class Chaos:
                 processes.send([process.pid], signal.SIGTERM)
         return set(drawn[:2])
 
-    def _spoil(self, kind: str, out: Path) -> None:
-        """Do to the newest checkpoint what a bad disk does, or a write that was cut short."""
+    def _damage(self, kind: str, out: Path) -> None:
+        """Damage the newest checkpoint, as a bad disk does, or a write that was cut short."""
         directory = out / "checkpoints"
         entries = [entry for entry in Checkpoints(directory).entries() if not entry["named"]]
         if not entries:
@@ -269,7 +268,7 @@ class Chaos:
             file.write_bytes(content)
 
     def _finish(self, process: subprocess.Popen, seconds: float) -> tuple[int, str]:
-        """(exit status, what was said) of a run, of which nothing is left."""
+        """Return (exit status, output) of a run, of which no process is left."""
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -286,11 +285,11 @@ class Chaos:
 
 
 def result(out: Path) -> dict:
-    """result.json of a run."""
+    """Read result.json of a run."""
     return json.loads((out / "result.json").read_text())
 
 
 def epochs_done(out: Path) -> int:
-    """How many epochs of a run are done, as it has written so far."""
+    """Return how many epochs a run has written."""
     metrics = out / "metrics.jsonl"
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0

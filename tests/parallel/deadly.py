@@ -169,7 +169,7 @@ def run_to_death(directory, ranks, elastic, *plan, options=("--reproducible", "6
     """
     program, out = directory / "deadly.py", directory / "run"
     program.write_text(PROGRAM)
-    plan = [(*blow, "dies")[:4] for blow in plan]
+    plan = [(*fault, "dies")[:4] for fault in plan]
     command = [sys.executable, str(program), *OPTIONS, *options, "--elastic", elastic, "--ranks", str(ranks)]
     if hosts:
         lab = [sys.executable, ROOT / "scripts" / "netlab.py", "run", "--hosts", ranks, "--slots", 1, "--"]

@@ -21,7 +21,7 @@ from deadly import needs_survivors
 
 from nn.training.checkpoints import Checkpoints
 from parallel import ShardedCheckpoints
-from parallel.elastic.chaos import BLOWS, SMALL, Broken, Chaos, epochs_done, result
+from parallel.elastic.chaos import FAULTS, SMALL, Broken, Chaos, epochs_done, result
 from parallel.elastic.supervisor import Supervisor, directory_of, last_step, next_command
 from parallel.state.fragments import Fragment
 
@@ -223,31 +223,31 @@ def test_what_a_process_that_was_killed_has_half_written_goes(tmp_path):
     assert result(tmp_path)["epochs"] == 4 and not torn.exists()
 
 
-def test_a_drawn_sample_of_blows(tmp_path, nothing_left):
+def test_a_drawn_sample_of_faults(tmp_path, nothing_left):
     chaos = Chaos([*OPTIONS, "--watch", "8"], tmp_path, seed=4, program=TRAIN)
     chaos.undisturbed()
     for number, kind in enumerate(("damage", "full disk", "interrupt", "torn manifest")):
         chaos.kinds = (kind,)
         chaos.run(number, 2)
-    assert chaos.hits.total() + chaos.missed.total() >= 4 and chaos.recovery
+    assert chaos.injected.total() + chaos.missed.total() >= 4 and chaos.recovery
 
 
 @needs_survivors
 @pytest.mark.exhaustive
-def test_a_run_that_goes_on_gets_several_blows(tmp_path, nothing_left):
+def test_a_run_that_goes_on_gets_several_faults(tmp_path, nothing_left):
     options = [*OPTIONS, "--epochs", "60", "--reproducible", "4", "--ranks", "2", "--elastic", "respawn:min=1"]
     chaos = Chaos(options, tmp_path, seed=3, kinds=["kill a rank", "kill two ranks"], program=TRAIN)
     chaos.undisturbed()
     chaos.run(0, 4)
-    assert chaos.hits.total() + chaos.missed.total() == 4 and chaos.hits
+    assert chaos.injected.total() + chaos.missed.total() == 4 and chaos.injected
 
 
 @pytest.mark.exhaustive
-def test_fifty_blows_on_two_ranks(tmp_path, nothing_left):
+def test_fifty_faults_on_two_ranks(tmp_path, nothing_left):
     chaos = Chaos([*OPTIONS, "--watch", "8", "--ranks", "2"], tmp_path, seed=5, program=TRAIN)
     chaos.undisturbed()
     number = 0
-    while chaos.hits.total() < 50:
+    while chaos.injected.total() < 50:
         chaos.run(number, 3)
         number += 1
 
@@ -293,14 +293,14 @@ def test_control_what_does_not_survive_is_found(tmp_path, monkeypatch, nothing_l
     chaos = made()
     chaos.undisturbed()
     (tmp_path / "wait").touch()
-    blow = chaos._blow
+    fault = chaos._inject
 
     def once_saved(kind, process):
         while last_step(tmp_path / "runs" / "run0") < 0:
             time.sleep(0.01)
-        return blow(kind, process)
+        return fault(kind, process)
 
-    chaos._blow = once_saved
+    chaos._inject = once_saved
     with pytest.raises(Broken, match=r"parameters_sha256 is .*, undisturbed .* \(terminate\)"):
         chaos.run(0, 1)
     (tmp_path / "wait").unlink()
@@ -326,7 +326,7 @@ while slow.exists():
 """
 
 
-def test_blows_come_where_the_undisturbed_run_was(tmp_path, nothing_left):
+def test_faults_come_where_the_undisturbed_run_was(tmp_path, nothing_left):
     """However slow the machine is by then."""
     program, slow, found = tmp_path / "slower.py", tmp_path / "slow", []
     program.write_text(SLOWER)
@@ -340,20 +340,20 @@ def test_blows_come_where_the_undisturbed_run_was(tmp_path, nothing_left):
         drawn.extend(draw(out, number))
         return drawn
 
-    def blow(kind, process):
+    def fault(kind, process):
         found.append(epochs_done(tmp_path / "runs" / "run0"))
         if len(found) == len(drawn):
             slow.unlink()
         return set()
 
-    chaos._moments, chaos._blow = moments, blow
+    chaos._moments, chaos._inject = moments, fault
     chaos.run(0, 6)
     epochs = [epoch for epoch, _ in drawn]
-    assert len(epochs) == chaos.hits.total() == 6 and max(epochs) > 1
+    assert len(epochs) == chaos.injected.total() == 6 and max(epochs) > 1
     assert all(at >= epoch for at, epoch in zip(found, epochs, strict=True))
 
 
-def test_disks_are_full_from_the_blow_on(tmp_path, nothing_left):
+def test_disks_are_full_from_the_fault_on(tmp_path, nothing_left):
     """Not before, when MPI starts."""
     program = tmp_path / "waits.py"
     program.write_text("import time\ntime.sleep(1000)")
@@ -361,7 +361,7 @@ def test_disks_are_full_from_the_blow_on(tmp_path, nothing_left):
     process = chaos._start(tmp_path / "run")
     try:
         before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
-        chaos._blow("full disk", process)
+        chaos._inject("full disk", process)
         after = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
     finally:
         process.kill()
@@ -380,22 +380,22 @@ def test_the_only_checkpoint_is_not_damaged(tmp_path):
             for i in range(2)
         ]
         kept.list_parts(steps, parts)
-        chaos._spoil("damage", tmp_path)
+        chaos._damage("damage", tmp_path)
         with contextlib.nullcontext() if steps == 5 else pytest.warns(UserWarning, match="step-00000010"):
             assert kept.load()[1] == {"steps": 5}
 
 
-def test_blows_are_gathered_from_several_calls(tmp_path, monkeypatch, capsys):
+def test_faults_are_gathered_from_several_calls(tmp_path, monkeypatch, capsys):
     """Of one seed: no run is made twice, and each gets what its number draws."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
     import chaos
 
     made, alone = [], []
 
-    def run(self, number, blows):
+    def run(self, number, faults):
         assert self.ends == [0.5, 1.0] and self.want["steps"] == 9
-        made.append((number, blows))
-        self.hits["kill a rank"] += blows
+        made.append((number, faults))
+        self.injected["kill a rank"] += faults
 
     def undisturbed(self):
         alone.append(self)
@@ -414,8 +414,10 @@ def test_blows_are_gathered_from_several_calls(tmp_path, monkeypatch, capsys):
         return chaos.main()
 
     assert call(5) == call(12) == 0 and len(alone) == 1
-    found, (numbers, blows) = json.loads(file.read_text()), zip(*made, strict=True)
-    assert numbers == tuple(range(found["runs"])) and found["hits"] == {"kill a rank": sum(blows)} and sum(blows) >= 12
+    found, (numbers, faults) = json.loads(file.read_text()), zip(*made, strict=True)
+    assert (
+        numbers == tuple(range(found["runs"])) and found["hits"] == {"kill a rank": sum(faults)} and sum(faults) >= 12
+    )
     file.unlink()
     before, made[:] = list(made), []
     assert call(12) == 0 and made == before
@@ -425,7 +427,7 @@ def test_blows_are_gathered_from_several_calls(tmp_path, monkeypatch, capsys):
 
 
 def test_bad_input_of_chaos(tmp_path):
-    with pytest.raises(ValueError, match=f"no blow 'bribe': there are {next(iter(BLOWS))}"):
+    with pytest.raises(ValueError, match=f"fault 'bribe': expected one of {next(iter(FAULTS))}"):
         Chaos(OPTIONS, tmp_path, kinds=["bribe"], program=TRAIN)
     with pytest.raises(ValueError, match=r"compared bit by bit.*give --reproducible N"):
         Chaos([*OPTIONS, "--elastic=shrink:min=1"], tmp_path, program=TRAIN)

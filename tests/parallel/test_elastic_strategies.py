@@ -48,8 +48,8 @@ def survive(tmp_path, nothing_left):
 def test_others_come_in_the_place_of_who_has_a_part(survive, tmp_path, ranks, options):
     """The first rank, then the last one, three and four steps after copies were made: the same bits."""
     undisturbed = run_undisturbed(tmp_path, *options, "--ranks", str(ranks))
-    blows = (0, 0, "update of step 13"), (1, ranks - 1, "evaluation after step 14")
-    done = survive(ranks, "respawn:min=1", *blows, options=options)
+    faults = (0, 0, "update of step 13"), (1, ranks - 1, "evaluation after step 14")
+    done = survive(ranks, "respawn:min=1", *faults, options=options)
     found = assert_as_if_nothing_had_been(done, undisturbed, [0, ranks - 1])
     assert done[1].count("from step 10\n") == 2, done[1]
     assert found["ranks"] == ranks
@@ -57,7 +57,7 @@ def test_others_come_in_the_place_of_who_has_a_part(survive, tmp_path, ranks, op
 
 @needs_survivors
 @pytest.mark.parametrize(
-    ("ranks", "blow", "options", "left"),
+    ("ranks", "fault", "options", "left"),
     [
         (4, 1, ["--mesh", "data=2,pipeline=2", *DEEP], 2),
         more(4, 3, ["--mesh", "data=2,tensor=2", *DEEP], 2),
@@ -70,15 +70,15 @@ def test_others_come_in_the_place_of_who_has_a_part(survive, tmp_path, ranks, op
     ],
     ids=lambda value: "-".join(value[:2]).replace("--", "") if isinstance(value, list) else str(value),
 )
-def test_the_others_go_on_with_a_mesh_that_fits(survive, tmp_path, ranks, blow, options, left):
+def test_the_others_go_on_with_a_mesh_that_fits(survive, tmp_path, ranks, fault, options, left):
     """In float64, as other numbers of ranks add in other orders; who is one too many waits, and sees another death."""
     options = [*options, *ADAM, "--dtype", "float64"]
     undisturbed = run_undisturbed(tmp_path, *options, "--ranks", str(ranks))
-    status, said, out = survive(ranks, "shrink", (0, blow, "sum of step 13"), options=options)
+    status, said, out = survive(ranks, "shrink", (0, fault, "sum of step 13"), options=options)
     assert status == 0, said
     found = result(out)
     assert found["loss"] == pytest.approx(undisturbed["loss"], rel=1e-9), said
-    assert (found["ranks"], found["elastic"]["lost"]) == (left, [blow])
+    assert (found["ranks"], found["elastic"]["lost"]) == (left, [fault])
     assert found["elastic"]["ledger"] == {"epochs": 3, "samples": 600}
 
 
@@ -87,8 +87,8 @@ def test_the_last_rank_is_worker_and_server(survive, tmp_path):
     """As ranks of their own two servers have less and less room."""
     options = ["--strategy", "ps", "--servers", "2", *ADAM, "--reproducible", "6"]
     undisturbed = run_undisturbed(tmp_path, *options, "--ranks", "3")
-    blows = (0, 1, "update of step 13"), (1, 0, "update of step 15")
-    found = assert_as_if_nothing_had_been(survive(3, "shrink:min=1", *blows, options=options), undisturbed, [1, 0])
+    faults = (0, 1, "update of step 13"), (1, 0, "update of step 15")
+    found = assert_as_if_nothing_had_been(survive(3, "shrink:min=1", *faults, options=options), undisturbed, [1, 0])
     assert found["ranks"] == 1
 
 
