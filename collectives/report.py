@@ -164,6 +164,14 @@ def check(
     Report
         on the first wrong case: the first wrong element and who is missing from it; who waits for whom; or the rule
         that is broken, and in which round. Otherwise rounds and elements against the lower bounds.
+
+    Examples
+    --------
+    >>> import collectives
+    >>> ring = collectives.ALGORITHMS["allreduce"]["ring"]
+    >>> report = collectives.check(ring, ranks=range(1, 6))
+    >>> bool(report)
+    True
     """
     operation = operation or operation_of(algorithm)
     if operation != "barrier" and operation not in OPERATIONS:

@@ -45,7 +45,20 @@ from typing import NamedTuple, get_args
 
 
 class Send(NamedTuple):
-    """Send buf[lo:hi] to `peer`."""
+    """Send buf[lo:hi] to `peer`.
+
+    Examples
+    --------
+    >>> from collectives import Recv, Send, check
+    >>> def broadcast(rank, size, count):  # the root sends to all others
+    ...     if rank == 0:
+    ...         for other in range(1, size):
+    ...             yield (Send(other, "x", 0, count),)
+    ...     else:
+    ...         yield (Recv(0, "x", 0, count),)
+    >>> bool(check(broadcast, operation="broadcast", ranks=[2, 3]))
+    True
+    """
 
     peer: int
     buf: str
@@ -54,7 +67,20 @@ class Send(NamedTuple):
 
 
 class Recv(NamedTuple):
-    """buf[lo:hi] = what comes from `peer`."""
+    """buf[lo:hi] = what comes from `peer`.
+
+    Examples
+    --------
+    >>> from collectives import Recv, Send, check
+    >>> def broadcast(rank, size, count):  # the root sends to all others
+    ...     if rank == 0:
+    ...         for other in range(1, size):
+    ...             yield (Send(other, "x", 0, count),)
+    ...     else:
+    ...         yield (Recv(0, "x", 0, count),)
+    >>> bool(check(broadcast, operation="broadcast", ranks=[2, 3]))
+    True
+    """
 
     peer: int
     buf: str
@@ -63,7 +89,16 @@ class Recv(NamedTuple):
 
 
 class RecvReduce(NamedTuple):
-    """buf[lo:hi] = operand (+) buf[lo:hi], operand from `peer`; without `operand_left`, on the right."""
+    """buf[lo:hi] = operand (+) buf[lo:hi], operand from `peer`; without `operand_left`, on the right.
+
+    Examples
+    --------
+    >>> from collectives import RecvReduce, Send, check
+    >>> def exchange(rank, size, count):  # an allreduce of two ranks
+    ...     yield Send(1 - rank, "x", 0, count), RecvReduce(1 - rank, "x", 0, count)
+    >>> bool(check(exchange, ranks=2))
+    True
+    """
 
     peer: int
     buf: str
@@ -73,7 +108,18 @@ class RecvReduce(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """buf[lo:hi] = src[at : at + hi - lo]; src is rank `of`'s and buf rank `to`'s, where None is this rank."""
+    """buf[lo:hi] = src[at : at + hi - lo]; src is rank `of`'s and buf rank `to`'s, where None is this rank.
+
+    Examples
+    --------
+    >>> from collectives import Copy, Recv, Reduce, Send, check
+    >>> def exchange(rank, size, count):  # an allreduce of two ranks, with a copy of x
+    ...     yield (Copy("own", 0, count, "x", 0),)
+    ...     yield Send(1 - rank, "own", 0, count), Recv(1 - rank, "other", 0, count)
+    ...     yield (Reduce("x", 0, count, "other", 0),)
+    >>> bool(check(exchange, ranks=2))
+    True
+    """
 
     buf: str
     lo: int
@@ -88,6 +134,16 @@ class Reduce(NamedTuple):
     """buf[lo:hi] = operand (+) buf[lo:hi], operand = src[at : at + hi - lo]; without `operand_left`, on the right.
 
     src is rank `of`'s and buf rank `to`'s, where None is this rank.
+
+    Examples
+    --------
+    >>> from collectives import Copy, Recv, Reduce, Send, check
+    >>> def exchange(rank, size, count):  # an allreduce of two ranks, with a copy of x
+    ...     yield (Copy("own", 0, count, "x", 0),)
+    ...     yield Send(1 - rank, "own", 0, count), Recv(1 - rank, "other", 0, count)
+    ...     yield (Reduce("x", 0, count, "other", 0),)
+    >>> bool(check(exchange, ranks=2))
+    True
     """
 
     buf: str
@@ -101,13 +157,29 @@ class Reduce(NamedTuple):
 
 
 class Barrier(NamedTuple):
-    """Wait until all `ranks` (None: every rank) have come: each may then read what the others wrote before."""
+    """Wait until all `ranks` (None: every rank) have come: each may then read what the others wrote before.
+
+    Examples
+    --------
+    >>> from collectives import Barrier, check
+    >>> def barrier(rank, size):
+    ...     yield (Barrier(),)
+    >>> bool(check(barrier, operation="barrier", ranks=[2, 3]))
+    True
+    """
 
     ranks: tuple[int, ...] | None = None
 
 
 class Slice(NamedTuple):
-    """buf[lo:hi] of a rank; in a Compute, where rank is None, of its own."""
+    """buf[lo:hi] of a rank; in a Compute, where rank is None, of its own.
+
+    Examples
+    --------
+    >>> from collectives import Slice
+    >>> Slice("x", 0, 4)
+    Slice(buf='x', lo=0, hi=4, rank=None)
+    """
 
     buf: str
     lo: int
@@ -116,7 +188,14 @@ class Slice(NamedTuple):
 
 
 class Compute(NamedTuple):
-    """Do what is registered under `name`; it reads and writes these slices of this rank and takes `seconds`."""
+    """Do what is registered under `name`; it reads and writes these slices of this rank and takes `seconds`.
+
+    Examples
+    --------
+    >>> from collectives import Compute, Slice
+    >>> Compute("forward", (Slice("x", 0, 8),), (Slice("y", 0, 4),), seconds=1e-3).name
+    'forward'
+    """
 
     name: str
     reads: tuple[Slice, ...] = ()
@@ -244,6 +323,12 @@ def chunk(count: int, n: int, i: int) -> tuple[int, int]:
     """Return (lo, hi) of chunk i where `count` elements are cut into n nearly equal chunks.
 
     The first count % n chunks are one element longer; chunks may be empty where count < n.
+
+    Examples
+    --------
+    >>> from collectives import chunk
+    >>> [chunk(10, 3, i) for i in range(3)]
+    [(0, 4), (4, 7), (7, 10)]
     """
     size, longer = divmod(count, n)
     lo = size * i + (i if i < longer else longer)
@@ -257,5 +342,12 @@ def blocks(count: Blocks, n: int) -> Callable[[int], tuple[int, int]]:
     """Return the function i -> (lo, hi) of block i of n.
 
     `count` is a number of elements, cut into nearly equal chunks, or a sequence that holds (lo, hi) of each block.
+
+    Examples
+    --------
+    >>> from collectives import blocks
+    >>> block = blocks([(0, 2), (2, 7)], 2)
+    >>> block(1)
+    (2, 7)
     """
     return partial(chunk, count, n) if isinstance(count, int) else count.__getitem__

@@ -214,6 +214,14 @@ def synthesize(
     ------
     ValueError
         An unknown operation, a network without a topology, more than 128 ranks, or chunks or nbytes below 1.
+
+    Examples
+    --------
+    >>> import collectives
+    >>> from collectives.pricing.networks import Network
+    >>> found = collectives.synthesize("allreduce", Network.torus((2, 2)))
+    >>> bool(collectives.check(found, ranks=4))
+    True
     """
     network = find_network(network) if isinstance(network, str) else network
     if operation not in OPERATIONS:

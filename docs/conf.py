@@ -36,28 +36,41 @@ viewcode_follow_imported_members = False  # else mpi4py, whose source there is n
 smartquotes_action = "q"  # no dashes: --ranks is a flag
 suppress_warnings = ["myst.header"]
 
-PACKAGES = ("nn", "collectives", "parallel")
+# The pages of the API, and the modules whose public names are on each.
+PACKAGES = {
+    "nn": ("nn", "nn.callbacks", "nn.data", "nn.metrics", "nn.models", "nn.schedules"),
+    "collectives": ("collectives",),
+    "parallel": ("parallel",),
+}
+FOLDERS = ("nn", "collectives", "parallel", "scripts", "tests", "notebooks")  # of files that pages name
+
+
+def public_names(package: str) -> list[tuple[str, str, object]]:
+    """(module, name, object) of each public class and function of a package, each once."""
+    found, seen = [], set()
+    for place in PACKAGES[package]:
+        module = importlib.import_module(place)
+        for name in sorted(module.__all__):
+            value = getattr(module, name)
+            if callable(value) and id(value) not in seen:
+                seen.add(id(value))
+                found.append((place, name, value))
+    return found
 
 
 def api_of(package: str) -> str:
-    """A page that names all public names of a package, by the file that holds each."""
-    module = importlib.import_module(package)
-    homes: dict[str, list[str]] = {}
-    for name in module.__all__:
-        found = getattr(module, name)
-        if not callable(found):
-            continue  # modules, and the table ALGORITHMS, are told in prose
-        homes.setdefault(getattr(found, "__module__", package), []).append(name)
-    lines = [package, "=" * len(package), "", f".. currentmodule:: {package}", ""]
-    for home in sorted(homes):
-        title = home.replace(".", "/") + ".py"
-        lines += [title, "-" * len(title), ""]
-        for name in sorted(homes[home]):
-            kind = "class" if isinstance(getattr(module, name), type) else "function"
-            error = kind == "class" and issubclass(getattr(module, name), BaseException)
-            lines += [f".. auto{'exception' if error else kind}:: {home}.{name}"]
-            lines += ["   :members:", ""] if kind == "class" else [""]
-    return "\n".join(lines) + "\n"
+    """A page with all public names of a package, under these names, by the file that holds each."""
+    by_file: dict[str, list[str]] = {}
+    for place, name, value in public_names(package):
+        file = value.__module__.replace(".", "/") + ".py"
+        kind = "class" if isinstance(value, type) else "function"
+        error = kind == "class" and issubclass(value, BaseException)
+        lines = [f".. auto{'exception' if error else kind}:: {place}.{name}"]
+        by_file.setdefault(file, []).extend([*lines, *["   :members:"] * (kind == "class"), ""])
+    page = [package, "=" * len(package), "", f".. currentmodule:: {package}", ""]
+    for file, lines in sorted(by_file.items()):
+        page += [file, "-" * len(file), "", *lines]
+    return "\n".join(page) + "\n"
 
 
 def write_api(app) -> None:
@@ -84,6 +97,20 @@ def copy_notebooks(app) -> None:
 def link_notebooks(app, page: str, text: list[str]) -> None:
     """Links of a page to notebooks, which are right in the source tree, lead to the copies."""
     text[0] = re.sub(r"\]\((?:\.\./)+notebooks/", "](" + "../" * page.count("/") + "notebooks/", text[0])
+
+
+def link_files(app, page: str, text: list[str]) -> None:
+    """Names of files in backticks lead to the files; in blocks of code they stay as they are."""
+    name = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+\.\w+)`")
+
+    def link(found: re.Match) -> str:
+        exists = (Path(app.srcdir).parent / found[1]).is_file()
+        return f"{{download}}`{found[1]} </../{found[1]}>`" if exists else found[0]
+
+    if page.startswith("notebooks/"):
+        return
+    parts = re.split(r"(^```.*?^```$)", text[0], flags=re.DOTALL | re.MULTILINE)
+    text[0] = "".join(part if part.startswith("```") else name.sub(link, part) for part in parts)
 
 
 def a_field_each(lines: list[str]) -> list[str]:
@@ -119,6 +146,7 @@ def setup(app) -> None:
     app.connect("builder-inited", write_api)
     app.connect("builder-inited", copy_notebooks)
     app.connect("source-read", link_notebooks)
+    app.connect("source-read", link_files)
     if "sphinx.ext.autodoc" in app.extensions:  # pages can be built without the API
         app.connect("autodoc-process-docstring", plain, priority=100)  # before napoleon
         app.connect("autodoc-process-docstring", split_fields, priority=900)  # behind it

@@ -44,6 +44,18 @@ class Loss(Configured):
         What targets must be; "" where either will do.
     ignore_index : int or None
         The target of rows that have no loss.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> class Squares(nn.Loss):
+    ...     targets = "values"
+    ...     def __call__(self, z, target, total_weight, ctx):
+    ...         nn.losses.check_same(z, target)
+    ...         d = z - target
+    ...         return float((d * d).sum()) / total_weight, 2 * d / total_weight
+    >>> nn.check_loss(Squares(), (3,))
     """
 
     metric: Metric = Accuracy()
@@ -78,6 +90,14 @@ class QuadraticLoss(Loss):
     """C = 1/2 |z - y|^2, summed over a row: the cost of the classical derivation of backprop; gradient z - y.
 
     Integer targets of shape (N,) stand for one-hot rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Flatten(), (2,)), nn.QuadraticLoss(), nn.SGD())
+    >>> round(trainer.evaluate(np.array([[1.0, 2.0]]), np.array([[1.0, 4.0]]))["loss"], 4)
+    2.0
     """
 
     def __call__(self, z, target, total_weight, ctx):
@@ -97,7 +117,16 @@ class QuadraticLoss(Loss):
 
 @register("loss", "mse")
 class MSELoss(Loss):
-    """Mean squared error of a row: 1/D sum (z - y)^2 over its D outputs."""
+    """Mean squared error of a row: 1/D sum (z - y)^2 over its D outputs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Flatten(), (2,)), nn.MSELoss(), nn.SGD())
+    >>> round(trainer.evaluate(np.array([[1.0, 2.0]]), np.array([[1.0, 4.0]]))["loss"], 4)
+    2.0
+    """
 
     targets = "values"
 
@@ -112,7 +141,16 @@ class MSELoss(Loss):
 
 @register("loss", "mae")
 class MAELoss(Loss):
-    """Mean absolute error of a row: 1/D sum |z - y|; the gradient's sign is 0 where z = y."""
+    """Mean absolute error of a row: 1/D sum |z - y|; the gradient's sign is 0 where z = y.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Flatten(), (2,)), nn.MAELoss(), nn.SGD())
+    >>> round(trainer.evaluate(np.array([[1.0, 2.0]]), np.array([[1.0, 4.0]]))["loss"], 4)
+    1.0
+    """
 
     targets = "values"
 
@@ -130,6 +168,14 @@ class HuberLoss(Loss):
     """Mean over a row of d^2/2 where |d| <= delta, else delta (|d| - delta/2), with d = z - y.
 
     With c = d clipped to +-delta both cases are c d - c^2/2, and the gradient is c.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Flatten(), (2,)), nn.HuberLoss(), nn.SGD())
+    >>> round(trainer.evaluate(np.array([[1.0, 2.0]]), np.array([[1.0, 4.0]]))["loss"], 4)
+    0.75
     """
 
     targets = "values"
@@ -155,6 +201,14 @@ class BCEWithLogitsLoss(Loss):
 
     From the logits, -y log s - (1-y) log(1-s) = max(z, 0) - z y + log(1 + exp(-|z|)): no overflow, no log of zero.
     Evaluation's accuracy is binary: an output is right where it is positive and the target above 1/2, or neither.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Flatten(), (1,)), nn.BCEWithLogitsLoss(), nn.SGD())
+    >>> round(trainer.evaluate(np.array([[0.0]]), np.array([[1.0]]))["loss"], 4)
+    0.6931
     """
 
     metric = BinaryAccuracy()
@@ -211,6 +265,14 @@ class NLLLoss(Loss):
     With either, the mean divides by the **weights** of the rows that are not ignored, as PyTorch's reduction="mean"
     does: `total_weight` is then the sum of `weight(target)` over the global batch. `nn.fit` and `nn.evaluate` see to
     it; with `trainer.step` on a shard it is the argument of that name.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.LogSoftmax(), (2,)), nn.NLLLoss(), nn.SGD())
+    >>> round(trainer.evaluate(np.zeros((1, 2)), np.array([1]))["loss"], 4)  # log 2
+    0.6931
     """
 
     targets = "classes"
@@ -290,6 +352,14 @@ class CrossEntropyLoss(NLLLoss):
         e in [0, 1): the target distribution is (1-e) onehot + e/V.
     class_weights, ignore_index
         As for NLLLoss; with smoothing, every element of the target distribution is multiplied by its class's weight.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Flatten(), (4,)), nn.CrossEntropyLoss(), nn.SGD())
+    >>> round(trainer.evaluate(np.zeros((1, 4)), np.array([2]))["loss"], 4)  # log 4
+    1.3863
     """
 
     constraints = NLLLoss.constraints | {"label_smoothing": Number(0, below=1)}

@@ -22,6 +22,19 @@ from nn.arguments import SIZE, Closed, OneOf
 from nn.guesses import refuse_name
 from nn.registry import lookup, register
 
+__all__ = [
+    "Accuracy",
+    "BinaryAccuracy",
+    "MeanAbsoluteError",
+    "MeanSquaredError",
+    "Metric",
+    "Perplexity",
+    "RootMeanSquaredError",
+    "TopKAccuracy",
+    "as_metrics",
+    "direction",
+]
+
 MODES = ("min", "max")
 
 
@@ -41,7 +54,8 @@ class Metric(Closed):
     Examples
     --------
     >>> import numpy as np
-    >>> within = Metric(lambda z, y: abs(z - y) < 0.1, "max", "within")
+    >>> import nn
+    >>> within = nn.metrics.Metric(lambda z, y: abs(z - y) < 0.1, "max", "within")
     >>> within.sums(np.array([[1.0], [2.0]]), np.array([[1.05], [3.0]]))
     (1.0, 2)
     """
@@ -83,7 +97,17 @@ class Metric(Closed):
 
 @register("metric", "accuracy")
 class Accuracy(Metric):
-    """Fraction of rows whose largest output is at the target's class. A row with NaN is wrong."""
+    """Fraction of rows whose largest output is at the target's class. A row with NaN is wrong.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Flatten(), (3,)), nn.CrossEntropyLoss(), nn.SGD())
+    >>> z, y = np.array([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]]), np.array([0, 1])
+    >>> nn.evaluate(trainer, (z, y), metrics=nn.metrics.Accuracy())
+    {'loss': 0.9076060056686401, 'accuracy': 0.5}
+    """
 
     def __init__(self):
         super().__init__(_right, "max", "accuracy")
@@ -94,7 +118,16 @@ class Accuracy(Metric):
 
 @register("metric", "binary_accuracy")
 class BinaryAccuracy(Metric):
-    """Fraction of outputs on the right side of 0 (logits): positive where the target is above 1/2. NaN is wrong."""
+    """Fraction of outputs on the right side of 0 (logits): positive where the target is above 1/2. NaN is wrong.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Flatten(), (1,)), nn.BCEWithLogitsLoss(), nn.SGD())
+    >>> nn.evaluate(trainer, (np.array([[2.0], [-1.0]]), np.array([1, 1])))["accuracy"]
+    0.5
+    """
 
     def __init__(self):
         super().__init__(_on_the_right_side, "max", "accuracy")
@@ -105,7 +138,17 @@ class BinaryAccuracy(Metric):
 
 @register("metric", "top_5_accuracy")
 class TopKAccuracy(Metric):
-    """Fraction of rows where the target's class is among the k largest outputs. A row with NaN is wrong."""
+    """Fraction of rows where the target's class is among the k largest outputs. A row with NaN is wrong.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Flatten(), (3,)), nn.CrossEntropyLoss(), nn.SGD())
+    >>> z, y = np.array([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]]), np.array([0, 1])
+    >>> nn.evaluate(trainer, (z, y), metrics=nn.metrics.TopKAccuracy(2))
+    {'loss': 0.9076060056686401, 'accuracy': 0.5, 'top_2_accuracy': 1.0}
+    """
 
     def __init__(self, k: int = 5):
         self.k = SIZE("TopKAccuracy: k", k)
@@ -121,7 +164,17 @@ class TopKAccuracy(Metric):
 
 @register("metric", "mae")
 class MeanAbsoluteError(Metric):
-    """Mean of |z - y|."""
+    """Mean of |z - y|.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Flatten(), (2,)), nn.MSELoss(), nn.SGD())
+    >>> z, y = np.array([[1.0, 2.0]]), np.array([[1.0, 4.0]])
+    >>> nn.evaluate(trainer, (z, y), metrics=nn.metrics.MeanAbsoluteError())
+    {'loss': 2.0, 'mae': 1.0}
+    """
 
     def __init__(self):
         super().__init__(_absolute_error, "min", "mae")
@@ -129,7 +182,17 @@ class MeanAbsoluteError(Metric):
 
 @register("metric", "mse")
 class MeanSquaredError(Metric):
-    """Mean of (z - y)^2."""
+    """Mean of (z - y)^2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Flatten(), (2,)), nn.MSELoss(), nn.SGD())
+    >>> z, y = np.array([[1.0, 2.0]]), np.array([[1.0, 4.0]])
+    >>> nn.evaluate(trainer, (z, y), metrics=nn.metrics.MeanSquaredError())
+    {'loss': 2.0, 'mse': 2.0}
+    """
 
     def __init__(self):
         super().__init__(_squared_error, "min", "mse")
@@ -137,7 +200,17 @@ class MeanSquaredError(Metric):
 
 @register("metric", "rmse")
 class RootMeanSquaredError(Metric):
-    """Square root of the mean of (z - y)^2, in the units of y."""
+    """Square root of the mean of (z - y)^2, in the units of y.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Flatten(), (2,)), nn.MSELoss(), nn.SGD())
+    >>> z, y = np.array([[1.0, 2.0]]), np.array([[1.0, 4.0]])
+    >>> nn.evaluate(trainer, (z, y), metrics=nn.metrics.RootMeanSquaredError())
+    {'loss': 2.0, 'rmse': 1.4142135623730951}
+    """
 
     def __init__(self):
         super().__init__(_squared_error, "min", "rmse")
@@ -148,7 +221,17 @@ class RootMeanSquaredError(Metric):
 
 @register("metric", "perplexity")
 class Perplexity(Metric):
-    """exp of the mean cross-entropy (natural logarithm) of logits z: 1 at best, V where all V classes are alike."""
+    """exp of the mean cross-entropy (natural logarithm) of logits z: 1 at best, V where all V classes are alike.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Flatten(), (3,)), nn.CrossEntropyLoss(), nn.SGD())
+    >>> z, y = np.array([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]]), np.array([0, 1])
+    >>> round(nn.evaluate(trainer, (z, y), metrics=nn.metrics.Perplexity())["perplexity"], 3)
+    2.478
+    """
 
     def __init__(self):
         super().__init__(_cross_entropy, "min", "perplexity")
@@ -232,7 +315,8 @@ def direction(name: str, mode: str | None = None, metrics: Iterable[Metric] = ()
 
     Examples
     --------
-    >>> direction("validation_mae"), direction("f1", "max")
+    >>> import nn
+    >>> nn.metrics.direction("validation_mae"), nn.metrics.direction("f1", "max")
     ('min', 'max')
     """
     if mode is not None:
@@ -255,7 +339,8 @@ def as_metrics(measures: Measures) -> list[Metric]:
 
     Examples
     --------
-    >>> as_metrics(["mae", TopKAccuracy(3)])
+    >>> import nn
+    >>> nn.metrics.as_metrics(["mae", nn.metrics.TopKAccuracy(3)])
     [MeanAbsoluteError('mae', mode='min'), TopKAccuracy('top_3_accuracy', mode='max')]
     """
     if isinstance(measures, Metric | str) or callable(measures):

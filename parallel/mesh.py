@@ -140,6 +140,14 @@ class Mesh:
     ------
     ValueError
         Sizes that do not multiply to the ranks.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> mesh = parallel.Mesh(communicator, tensor=communicator.size)
+    >>> mesh.size == communicator.size
+    True
     """
 
     def __init__(

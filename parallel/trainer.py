@@ -542,7 +542,16 @@ class DistributedTrainer(RunTrainer):
 
 
 class CheckReplicas(Callback):
-    """Every `steps` steps, compare the parameters of all ranks: a faulty rank is found before the end of the run."""
+    """Every `steps` steps, compare the parameters of all ranks: a faulty rank is found before the end of the run.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> trainer = parallel.DistributedDataParallel(network, loss, optimizer, communicator)
+    >>> training = nn.fit(trainer, (x, y), 2, parallel.CheckReplicas(steps=1), batch=4)
+    >>> trainer.close()
+    """
 
     def __init__(self, steps: int):
         self.steps = steps

@@ -190,7 +190,7 @@ def test_pages_are_built_without_a_warning(tmp_path, api):
     """From a copy of docs/; what is built asks the network for nothing."""
     docs = tmp_path / "docs"
     shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("_build", "*.rst"))
-    for name in ("nn", "collectives", "parallel", "notebooks", "setup.cfg"):
+    for name in (*configuration().FOLDERS, "setup.cfg"):
         (tmp_path / name).symlink_to(ROOT / name)
     if not api:
         without_api(docs)
@@ -198,13 +198,16 @@ def test_pages_are_built_without_a_warning(tmp_path, api):
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     pipelines = (tmp_path / "html" / "systems" / "pipeline.html").read_text()
+    assert re.search(r'href="../_downloads/\w+/schedules.py"', pipelines), "names of files are links"
     assert "../_images/pipeline_zb-v.svg" in pipelines and 'href="../notebooks/13_pipelines.html"' in pipelines
     fetched = r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"'
     files = (tmp_path / "html").rglob("*.html")
     assert [(file.name, link) for file in files for link in re.findall(fetched, file.read_text())] == []
     if api:
         page = (tmp_path / "html" / "api" / "nn.html").read_text()
-        assert 'id="nn.layers.dense.Linear"' in page and "nn.core.network.Network" in page
+        assert 'id="nn.Linear"' in page and 'id="nn.schedules.Cosine"' in page
+        page_of_ranks = (tmp_path / "html" / "api" / "collectives.html").read_text()
+        assert '<span class="n"><span class="pre">watch</span></span>' in page_of_ranks, "the keywords of Communicator"
         assert "problematic" not in page, "text that is taken for markup"
 
 

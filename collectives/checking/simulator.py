@@ -57,6 +57,15 @@ class ScheduleError(AssertionError):
         Where it fails; None where that is no single place.
     done : for each rank the steps of the rounds that it had finished
     begun : for each rank what had happened of its next round: sends, and receives whose message had come
+
+    Examples
+    --------
+    >>> import collectives
+    >>> from collectives import Send
+    >>> def lost(rank, size, count):  # nobody receives
+    ...     yield (Send((rank + 1) % size, "x", 0, count),)
+    >>> bool(collectives.check(lost, ranks=2))
+    False
     """
 
     rank: int | None = None
@@ -97,6 +106,16 @@ class Deadlock(ScheduleError):
     ----------
     waits : dict from a waiting rank to the ranks it waits for
     cycle : list of ranks, the first repeated at the end; empty where a rank waits for one that has finished
+
+    Examples
+    --------
+    >>> import collectives
+    >>> from collectives import Recv
+    >>> def stuck(rank, size, count):
+    ...     yield (Recv((rank + 1) % size, "x", 0, count),)
+    >>> report = collectives.check(stuck, ranks=2)
+    >>> bool(report)
+    False
     """
 
     def __init__(self, message, waits, cycle):
@@ -228,6 +247,15 @@ def simulate(
     ------
     RuleBroken, Race, LengthMismatch, UnreceivedMessages, Deadlock
         with rank, round (from 0) and steps
+
+    Examples
+    --------
+    >>> import collectives
+    >>> from collectives import Recv, Send
+    >>> def program(rank):
+    ...     yield (Recv(1, "x", 0, 1),) if rank == 0 else (Send(0, "x", 0, 1),)
+    >>> collectives.simulate(program, [{"x": [0]}, {"x": [7]}]).buffers
+    [{'x': [7]}, {'x': [7]}]
     """
     return Simulation(program, buffers, synchronous, compute or named, round_once).run(most)
 

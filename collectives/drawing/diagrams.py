@@ -77,6 +77,14 @@ def draw(
     Returns
     -------
     matplotlib Figure
+
+    Examples
+    --------
+    >>> import collectives
+    >>> ring = collectives.ALGORITHMS["allreduce"]["ring"]
+    >>> figure = collectives.draw(ring, 4, 8)
+    >>> type(figure).__name__
+    'Figure'
     """
     if (error := failure(algorithm, size, count, options)) is not None:
         return draw_failure(algorithm, size, count, error, ax, title=title)
@@ -211,6 +219,13 @@ def draw_buffers(algorithm: Callable, size: int, count: Blocks, ax=None, *, titl
     Returns
     -------
     matplotlib Figure
+
+    Examples
+    --------
+    >>> import collectives
+    >>> ring = collectives.ALGORITHMS["allreduce"]["ring"]
+    >>> type(collectives.draw_buffers(ring, 4, 8)).__name__
+    'Figure'
     """
     scene = Scene.of(algorithm, size, count, None, 1, options)
     replay, names = scene.replay, scene.buffers()

@@ -68,6 +68,16 @@ def animate(
     ------
     ValueError
         Another ending of the file name, no frames, or a schedule that does not come to its end (`draw` shows where).
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> import collectives
+    >>> ring = collectives.ALGORITHMS["allreduce"]["ring"]
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     file = pathlib.Path(directory, "ring.gif")
+    ...     collectives.animate(file, ring, 2, 4).exists()
+    True
     """
     if min(frames_per_round, fps) < 1:
         raise ValueError(f"frames_per_round and fps are at least 1, given {frames_per_round} and {fps}")

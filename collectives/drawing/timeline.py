@@ -44,6 +44,14 @@ def draw_timeline(events: Iterable[Mapping] | Price, ax=None, *, title: str = "t
     ------
     ValueError
         No events, one that ends before it starts, or a price without a trace.
+
+    Examples
+    --------
+    >>> import collectives
+    >>> ring = collectives.ALGORITHMS["allreduce"]["ring"]
+    >>> price = collectives.price(ring, size=4, count=1000, network="gigabit", trace=True)
+    >>> type(collectives.draw_timeline(price)).__name__
+    'Figure'
     """
     from matplotlib.patches import Patch
 

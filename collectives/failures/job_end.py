@@ -32,6 +32,11 @@ def install_excepthooks():
     own status where that is not 0. A signal first interrupts Python as KeyboardInterrupt does, so that `finally` is
     honoured; where the rank is inside an MPI call, and so deaf, it aborts after two seconds. A program that takes a
     signal for itself meanwhile, as one does that saves first, is left alone.
+
+    Examples
+    --------
+    >>> from collectives import install_excepthooks
+    >>> install_excepthooks()  # at the start of a program: an exception of one rank ends all
     """
     place = rank_of_world()
     received: list[int] = []  # signals that Python has seen

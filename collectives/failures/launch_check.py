@@ -39,6 +39,11 @@ def check_world(comm=None):
     ------
     WorldError
         where the launcher started several ranks and this one is alone in COMM_WORLD
+
+    Examples
+    --------
+    >>> from collectives import check_world
+    >>> check_world()  # at the start of a program: an error if each rank is alone
     """
     from mpi4py import MPI
 

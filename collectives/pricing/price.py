@@ -139,6 +139,14 @@ def price(
         What is no round or no step; a rank that waits for ever, a message that nobody receives or of another length
         than its receive (ask `collectives.check`), ranks of different nodes that would share memory, an unknown
         network, or too many steps and neither symmetry nor a closed form.
+
+    Examples
+    --------
+    >>> import collectives
+    >>> ring = collectives.ALGORITHMS["allreduce"]["ring"]
+    >>> price = collectives.price(ring, size=4, count=1000, network="gigabit")
+    >>> price.messages
+    24
     """
     if isinstance(network, str):
         network = find_network(network)

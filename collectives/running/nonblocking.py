@@ -227,7 +227,20 @@ class PersistentRequest:
 
 
 def waitall(requests: Iterable) -> None:
-    """Wait for requests of this module and of mpi4py, in any mixture."""
+    """Wait for requests of this module and of mpi4py, in any mixture.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpi4py import MPI
+    >>> from collectives import Communicator, waitall
+    >>> communicator = Communicator(MPI.COMM_WORLD)
+    >>> arrays = [np.ones(4), np.ones(9)]
+    >>> waitall([communicator.Iallreduce(MPI.IN_PLACE, array) for array in arrays])
+    >>> all((array == communicator.size).all() for array in arrays)
+    True
+    >>> communicator.release()
+    """
     for request in requests:
         if isinstance(request, Request | PersistentRequest):
             request.Wait()
@@ -236,7 +249,22 @@ def waitall(requests: Iterable) -> None:
 
 
 def testall(requests: Iterable) -> bool:
-    """Advance all, and say whether all are done."""
+    """Advance all, and say whether all are done.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpi4py import MPI
+    >>> from collectives import Communicator, testall
+    >>> communicator = Communicator(MPI.COMM_WORLD)
+    >>> x = np.ones(4)
+    >>> requests = [communicator.Iallreduce(MPI.IN_PLACE, x)]
+    >>> while not testall(requests):
+    ...     pass  # compute something
+    >>> bool((x == communicator.size).all())
+    True
+    >>> communicator.release()
+    """
     return all([request.Test() for request in requests])
 
 

@@ -75,6 +75,13 @@ def gradcheck(
         backward does not return what a layer returns (nn/core/layer.py).
     ValueError
         If x is empty, there are no directions, or eps is no step: nothing would be compared.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> nn.gradcheck(nn.Tanh(), np.random.default_rng(0).normal(size=(5, 3))) < 1e-6
+    True
     """
     if not isinstance(x, np.ndarray) or (x.dtype != np.float64 and x.dtype.kind not in "iu"):
         kind = x.dtype if isinstance(x, np.ndarray) else type(x).__name__

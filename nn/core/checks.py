@@ -16,7 +16,17 @@ from nn.core.gradients import Product, RowSum, ScatterAdd
 
 
 class ShapeError(ValueError):
-    """A layer cannot take what it is given; the message names the layer, expected and given."""
+    """A layer cannot take what it is given; the message names the layer, expected and given.
+
+    Examples
+    --------
+    >>> import nn
+    >>> try:
+    ...     nn.Network(nn.Linear(3, 2), (4,))
+    ... except nn.ShapeError as error:
+    ...     print(error)
+    Linear(3, 2): expects 3 features on the last axis, given samples of shape (4,)
+    """
 
 
 class Checks:

@@ -26,6 +26,12 @@ class Residual(Layer):
     body : Layer
     shortcut : Layer or None
         Where the body changes the shape; None leaves x as it is.
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.Residual(nn.Linear(8, 8)), (8,)).out_shape
+    (8,)
     """
 
     output = gradient = "new"
@@ -210,6 +216,12 @@ class Recompute(Wrapper):
     ------
     RuntimeError
         In the first step, if the second forward makes something else, as with random numbers that are not `ctx.random`.
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.Recompute(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))), (8,)).out_shape
+    (8,)
     """
 
     def __init__(self, layer: Layer):

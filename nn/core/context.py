@@ -84,6 +84,12 @@ class MicroBatch:
         So it is False for the one micro-batch whose gradients are made first.
     deferred : list or None
         Gradients of parameters that wait to be made (Network.backward_inputs); None: they are made at once.
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.MicroBatch(training=True, total=8).total
+    8
     """
 
     training: bool = True

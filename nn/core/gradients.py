@@ -21,7 +21,17 @@ dot = np.ndarray.dot  # np.dot(a, b, out) without its dispatcher, which takes 0.
 
 
 class Product:
-    """a @ b, for a matrix b and a vector or matrix a; its elements, in order, are those of the gradient."""
+    """a @ b, for a matrix b and a vector or matrix a; its elements, in order, are those of the gradient.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> x, gy = np.ones((4, 3)), np.ones((4, 2))
+    >>> gradient = nn.Product(x.T, gy)  # what backward returns for gW = x.T @ gy
+    >>> gradient.a.shape, gradient.b.shape
+    ((3, 4), (4, 2))
+    """
 
     __slots__ = ("a", "b")
 
@@ -30,7 +40,15 @@ class Product:
 
 
 class RowSum:
-    """rows.sum(axis=0): of one row for each sample, or each sample and position."""
+    """rows.sum(axis=0): of one row for each sample, or each sample and position.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> nn.RowSum(np.ones((4, 2))).rows.shape  # what backward returns for gb = gy.sum(axis=0)
+    (4, 2)
+    """
 
     __slots__ = ("rows",)
 
@@ -42,6 +60,14 @@ class ScatterAdd:
     """Row i of `rows` (n, D) is added to row ids[i] of a zero matrix (V, D): the gradient of a look-up.
 
     Ids may have any shape, and count from the end where they are negative, as in NumPy.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> gradient = nn.ScatterAdd(np.array([0, 2, 0]), np.ones((3, 2)))
+    >>> gradient.ids.tolist(), gradient.rows.shape  # rows 0 and 2 of the table get sums
+    ([0, 2, 0], (3, 2))
     """
 
     __slots__ = ("ids", "rows")

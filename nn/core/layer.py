@@ -70,6 +70,13 @@ class Spec:
     tied : str
         Full name, such as "0.W", of the array of an earlier layer that this one **is**: one array and one gradient,
         to which both layers add. It must have this shape, and each of the layers no other parameters.
+
+    Examples
+    --------
+    >>> import nn
+    >>> spec = nn.Spec((3, 2), nn.initializers.glorot)
+    >>> spec.shape, spec.decay
+    ((3, 2), True)
     """
 
     shape: Shape
@@ -110,6 +117,20 @@ class Layer(Configured):
         Whether it takes statistics over a group that shares a batch, so that every member has to take part.
     updates_without_samples : bool
         Whether its statistics change once in every step, so that a process without samples in it computes, too.
+
+    Examples
+    --------
+    >>> import nn
+    >>> class Scale(nn.Layer):
+    ...     def __init__(self, features):
+    ...         self.features = features
+    ...     def specs(self, in_shape):
+    ...         return {"s": nn.Spec((self.features,), nn.initializers.ones)}, in_shape
+    ...     def forward(self, p, x, ctx):
+    ...         return x * p.s, x
+    ...     def backward(self, p, gy, x, ctx):
+    ...         return gy * p.s, {"s": (gy * x).sum(axis=0)}
+    >>> nn.check_layer(Scale(3), (3,))
     """
 
     output = gradient = "kept"
@@ -180,6 +201,13 @@ class Sequential(Layer):
     *layers : Layer
     first : int
         Index of the first layer in the whole network, where these layers are a pipeline stage of it.
+
+    Examples
+    --------
+    >>> import nn
+    >>> layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    >>> nn.Network(layers, (8, 8, 1)).out_shape
+    (10,)
     """
 
     constraints = {"first": COUNT}

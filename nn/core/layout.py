@@ -62,6 +62,14 @@ class Layout:
     ------
     ShapeError
         If an array is tied to one that is missing, comes later in the network, has another shape or has company.
+
+    Examples
+    --------
+    >>> import nn
+    >>> network = nn.Network(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), (3,))
+    >>> gradients = network.layout.zeros("f4")
+    >>> [(name, array.shape) for name, array in network.layout.items(gradients)]
+    [('1.W', (2, 1)), ('1.b', (1,)), ('0.W', (3, 2)), ('0.b', (2,))]
     """
 
     def __init__(
@@ -225,6 +233,14 @@ class Region:
         Slices that count in a norm over several layouts, such as those of a pipeline's stages: all but `elsewhere`.
     blocks : (settings, list)
         How an optimizer with these settings goes through the region: kept from update to update.
+
+    Examples
+    --------
+    >>> import nn
+    >>> network = nn.Network(nn.Linear(3, 2), (3,))
+    >>> region = network.layout.region()
+    >>> [(part.start, part.stop) for part in region.decayed]  # W, and not b
+    [(0, 6)]
     """
 
     def __init__(self, layout: Layout, lo: int, hi: int):

@@ -18,7 +18,15 @@ import numpy as np
 
 
 class MemoryPool:
-    """A pool of result arrays and named workspaces, for one thread."""
+    """A pool of result arrays and named workspaces, for one thread.
+
+    Examples
+    --------
+    >>> import nn
+    >>> pool = nn.MemoryPool()
+    >>> pool.empty((2, 3), "f4").shape
+    (2, 3)
+    """
 
     def __init__(self):
         self._results: dict[int, list[Block]] = {}  # k -> blocks of 2^k bytes; at the end, that taken last

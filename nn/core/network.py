@@ -95,6 +95,22 @@ class Network(Closed):
         If layers do not fit together: which one, what it expects, what it is given.
     TypeError, ValueError
         If a layer hides the layers that it holds, or the network has it twice.
+
+    Examples
+    --------
+    >>> import nn
+    >>> network = nn.Network(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), (4,))
+    >>> network.out_shape, network.layout.count
+    ((3,), 67)
+    >>> print(network.summary())
+    network (float32)
+    layer                output  parameters  MACs
+    ---------------------------------------------
+    0      Linear(4, 8)  (8,)            40    32
+    1      ReLU()        (8,)             0     0
+    2      Linear(8, 3)  (3,)            27    24
+    ---------------------------------------------
+           input (4,)    (3,)            67    56
     """
 
     constant = ("root", "in_shape", "dtype")

@@ -19,11 +19,31 @@ from nn.arguments import Closed
 
 
 class DataError(ValueError):
-    """A file or an array that is not what it should be: names it, what was expected and what was given."""
+    """A file or an array that is not what it should be: names it, what was expected and what was given.
+
+    Examples
+    --------
+    >>> import nn
+    >>> try:
+    ...     nn.data.Dataset([[1.0]], [0, 1])
+    ... except nn.data.DataError as error:
+    ...     print(error)
+    data: 1 samples but 2 targets
+    """
 
 
 class DataNotFound(FileNotFoundError):
-    """A data set that is not on this machine; the message is what to do about it."""
+    """A data set that is not on this machine; the message is what to do about it.
+
+    Examples
+    --------
+    >>> import nn
+    >>> try:
+    ...     nn.data.load("mnist", "/nowhere")
+    ... except nn.data.DataNotFound:
+    ...     print("python scripts/get_data.py mnist")
+    python scripts/get_data.py mnist
+    """
 
 
 class Dataset(Closed):
@@ -57,6 +77,14 @@ class Dataset(Closed):
     ------
     DataError
         Lengths differ, no samples, labels out of range, values that are not finite or not numbers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> data = nn.data.Dataset([[0.0, 1.0], [2.0, 3.0]], [0, 1], classes=2)
+    >>> len(data), data[1]
+    (2, (array([2., 3.], dtype=float32), np.int64(1)))
     """
 
     def __init__(
@@ -249,7 +277,15 @@ class Dataset(Closed):
 
 @dataclass(frozen=True)
 class Data:
-    """Training, test and validation splits of one data set; validation is None where there is none."""
+    """Training, test and validation splits of one data set; validation is None where there is none.
+
+    Examples
+    --------
+    >>> import nn
+    >>> data = nn.data.load("digits", validation=0.1)
+    >>> len(data.train), len(data.validation), len(data.test), data.in_shape, data.classes
+    (1293, 144, 360, (8, 8, 1), 10)
+    """
 
     train: Dataset
     test: Dataset

@@ -28,7 +28,19 @@ BLOCK_BYTES = 512 * 1024
 
 
 class BatchTooSmall(ValueError):
-    """A global batch with fewer samples than shards."""
+    """A global batch with fewer samples than shards.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> data = nn.data.Dataset(np.zeros((3, 2)), np.zeros(3, int), classes=2)
+    >>> try:
+    ...     nn.Loader(data, batch=1, shard=(0, 2))
+    ... except nn.data.BatchTooSmall:
+    ...     print("fewer samples in a batch than shards")
+    fewer samples in a batch than shards
+    """
 
 
 class Loader(Closed):
@@ -64,6 +76,14 @@ class Loader(Closed):
     ------
     BatchTooSmall
         Fewer samples in a global batch than shards.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> data = nn.data.Dataset(np.zeros((10, 3)), np.zeros(10, int), classes=2)
+    >>> [len(y) for x, y in nn.Loader(data, batch=4)]
+    [4, 4, 2]
     """
 
     def __init__(

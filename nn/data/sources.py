@@ -101,6 +101,13 @@ def load(
         The files are not there; the message says what to run.
     DataError
         They are there and wrong, or there is no data set of that name.
+
+    Examples
+    --------
+    >>> import nn
+    >>> data = nn.data.load("digits", flat=True)
+    >>> data.in_shape, data.classes
+    ((64,), 10)
     """
     directory = Path(os.path.expanduser(data_dir or os.environ.get("RINGPROP_DATA") or "data"))
     train, test, *own = _open(str(name), directory, length, dtype)

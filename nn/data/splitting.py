@@ -34,6 +34,13 @@ def hold_out(train: Dataset, validation: float, seed: int = 0, in_order: bool = 
     ------
     DataError
         A number that is not whole or not positive, or one that leaves nothing to train on.
+
+    Examples
+    --------
+    >>> import nn
+    >>> train, validation = nn.data.hold_out(nn.data.load("digits").train, 0.25)
+    >>> len(train), len(validation)
+    (1078, 359)
     """
     if not isinstance(train, Dataset):
         raise TypeError(f"hold_out: {instead_of_dataset(train)}")

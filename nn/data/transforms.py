@@ -35,7 +35,15 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 
 class RandomCrop:
-    """Pad by `padding` zeros on each side, cut the old size out at a random position (He et al. 2015: 4)."""
+    """Pad by `padding` zeros on each side, cut the old size out at a random position (He et al. 2015: 4).
+
+    Examples
+    --------
+    >>> import nn
+    >>> data = nn.data.load("digits", limit=32)
+    >>> next(iter(nn.Loader(data.train, batch=8, transform=nn.data.RandomCrop(2))))[0].shape
+    (8, 8, 8, 1)
+    """
 
     def __init__(self, padding: int):
         self.padding = COUNT("RandomCrop: padding", padding)
@@ -52,7 +60,15 @@ class RandomCrop:
 
 
 class RandomFlip:
-    """Mirror left and right with probability one half."""
+    """Mirror left and right with probability one half.
+
+    Examples
+    --------
+    >>> import nn
+    >>> data = nn.data.load("digits", limit=32)
+    >>> next(iter(nn.Loader(data.train, batch=8, transform=nn.data.RandomFlip())))[0].shape
+    (8, 8, 8, 1)
+    """
 
     def __call__(self, x: np.ndarray, keys: np.ndarray) -> np.ndarray:
         flipped = np.flatnonzero(draw(keys, 0, 2))

@@ -42,6 +42,17 @@ def register(kind: Kind) -> Kind:
         It is no class of layers.
     ValueError
         Another class has this name.
+
+    Examples
+    --------
+    >>> import nn
+    >>> class Identity(nn.Layer):
+    ...     def forward(self, p, x, ctx):
+    ...         return x, None
+    ...     def backward(self, p, gy, saved, ctx):
+    ...         return gy, {}
+    >>> nn.register(Identity).__name__
+    'Identity'
     """
     if not isinstance(kind, type) or not issubclass(kind, Layer):
         raise TypeError(

@@ -42,7 +42,17 @@ DEEPEST = 60  # layers inside layers
 
 
 class FileError(ValueError):
-    """A file that does not hold the network that it says it holds; the message names it, and what is wrong."""
+    """A file that does not hold the network that it says it holds; the message names it, and what is wrong.
+
+    Examples
+    --------
+    >>> import nn
+    >>> try:
+    ...     nn.load("missing.npz")
+    ... except (nn.FileError, OSError) as error:
+    ...     print("not there")
+    not there
+    """
 
 
 class Model(Closed):
@@ -70,6 +80,15 @@ class Model(Closed):
     ------
     TypeError, ValueError
         The weights are not those of this network: which, expected and given.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> weights = {"param/W": np.array([[1], [2]], "f4"), "param/b": np.zeros(1, "f4")}
+    >>> model = nn.Model(nn.Network(nn.Linear(2, 1), (2,)), weights)
+    >>> model.predict([[3.0, 4.0]]).tolist()
+    [[11.0]]
     """
 
     def __init__(self, network: Network, weights: Any, about: Mapping[str, Any] | None = None):
@@ -207,6 +226,17 @@ def save(model: Any, file: str | Path, about: Mapping[str, Any] | None = None) -
         A layer that is not registered (`register`), or weights that are not this network's.
     OSError
         The file cannot be written; what was there before is kept.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(2, 1), (2,)), nn.MSELoss(), nn.SGD())
+    >>> directory = tempfile.TemporaryDirectory()
+    >>> file = nn.save(trainer, directory.name + "/network.npz")
+    >>> nn.load(file).predict([[1.0, 2.0]]).shape
+    (1, 1)
+    >>> directory.cleanup()
     """
     check_model("save", model)
     file = as_path(file)
@@ -260,6 +290,18 @@ def load(file: str | Path) -> Model:
         The file is not what it says, or has a layer that is not registered here.
     OSError
         It is not there, or cannot be read.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(2, 1), (2,)), nn.MSELoss(), nn.SGD())
+    >>> directory = tempfile.TemporaryDirectory()
+    >>> file = nn.save(trainer, directory.name + "/network.safetensors", about={"note": "an example"})
+    >>> model = nn.load(file)
+    >>> model.about["note"], bool((model.predict([[1.0, 2.0]]) == trainer.predict([[1.0, 2.0]])).all())
+    ('an example', True)
+    >>> directory.cleanup()
     """
     file = as_path(file)
     if file.is_dir():

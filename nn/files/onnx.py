@@ -40,6 +40,16 @@ def export_onnx(model: Any, file: str | Path, about: Mapping[str, Any] | None = 
         A layer for which no form in ONNX is known, weights of another network, or more than 2 GiB.
     OSError
         The file cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(2, 1), (2,)), nn.MSELoss(), nn.SGD())
+    >>> directory = tempfile.TemporaryDirectory()
+    >>> nn.export_onnx(trainer, directory.name + "/network.onnx").name
+    'network.onnx'
+    >>> directory.cleanup()
     """
     check_model("export_onnx", model)
     file = as_path(file)

@@ -37,6 +37,13 @@ class Sigmoid(Activation):
     """y = 1 / (1 + exp(-x)), dy/dx = y (1 - y), from the stored output.
 
     Computed as (1 + tanh(x/2)) / 2: it cannot overflow, and is the fastest form in NumPy.
+
+    Examples
+    --------
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Sigmoid(), (2,)), nn.MSELoss(), nn.SGD())
+    >>> trainer.predict([[0.0, 100.0]]).round(3).tolist()
+    [[0.5, 1.0]]
     """
 
     def forward(self, p, x, ctx):
@@ -55,7 +62,15 @@ class Sigmoid(Activation):
 @register("layer")
 @register("activation", "tanh")
 class Tanh(Activation):
-    """y = tanh(x), dy/dx = 1 - y^2."""
+    """y = tanh(x), dy/dx = 1 - y^2.
+
+    Examples
+    --------
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Tanh(), (2,)), nn.MSELoss(), nn.SGD())
+    >>> trainer.predict([[0.0, 100.0]]).round(3).tolist()
+    [[0.0, 1.0]]
+    """
 
     def forward(self, p, x, ctx):
         y = np.tanh(x, ctx.reuse_input(x))
@@ -70,7 +85,15 @@ class Tanh(Activation):
 @register("layer")
 @register("activation", "relu")
 class ReLU(Activation):
-    """y = max(x, 0), dy/dx = 1 where y > 0, else 0."""
+    """y = max(x, 0), dy/dx = 1 where y > 0, else 0.
+
+    Examples
+    --------
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.ReLU(), (3,)), nn.MSELoss(), nn.SGD())
+    >>> trainer.predict([[-1.0, 0.0, 2.0]]).round(3).tolist()
+    [[0.0, 0.0, 2.0]]
+    """
 
     def forward(self, p, x, ctx):
         y = x.clip(0, math.inf, ctx.reuse_input(x))  # vectorised for scalar bounds, which np.maximum is not
@@ -90,6 +113,13 @@ class LeakyReLU(Activation):
     ----------
     slope : float
         In (0, 1), so that the output has the sign of the input.
+
+    Examples
+    --------
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.LeakyReLU(), (3,)), nn.MSELoss(), nn.SGD())
+    >>> trainer.predict([[-1.0, 0.0, 2.0]]).round(3).tolist()
+    [[-0.009999999776482582, 0.0, 2.0]]
     """
 
     constraints = {"slope": Number(above=0, below=1)}
@@ -133,7 +163,15 @@ class Smooth(Activation):
 @register("layer")
 @register("activation", "silu")
 class SiLU(Smooth):
-    """y = x sigmoid(x), also known as swish."""
+    """y = x sigmoid(x), also known as swish.
+
+    Examples
+    --------
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.SiLU(), (3,)), nn.MSELoss(), nn.SGD())
+    >>> trainer.predict([[-1.0, 0.0, 1.0]]).round(3).tolist()
+    [[-0.26899999380111694, 0.0, 0.7310000061988831]]
+    """
 
     def evaluate(self, x, y, slope, a, b):
         np.multiply(x, 0.5, a)
@@ -154,6 +192,13 @@ class GELU(Smooth):
     ----------
     approximate : bool
         The tanh form of the paper: up to 5e-4 off.
+
+    Examples
+    --------
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.GELU(), (3,)), nn.MSELoss(), nn.SGD())
+    >>> trainer.predict([[-1.0, 0.0, 1.0]]).round(3).tolist()
+    [[-0.1589999943971634, 0.0, 0.8410000205039978]]
     """
 
     def __init__(self, approximate: bool = False):
@@ -188,7 +233,15 @@ class GELU(Smooth):
 
 @register("layer")
 class Softmax(Activation):
-    """y = exp(x) / sum exp(x) along the last axis. For classification train on logits: see CrossEntropyLoss."""
+    """y = exp(x) / sum exp(x) along the last axis. For classification train on logits: see CrossEntropyLoss.
+
+    Examples
+    --------
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Softmax(), (2,)), nn.MSELoss(), nn.SGD())
+    >>> trainer.predict([[1.0, 1.0]]).round(3).tolist()
+    [[0.5, 0.5]]
+    """
 
     channelwise = False
 
@@ -208,7 +261,15 @@ class Softmax(Activation):
 
 @register("layer")
 class LogSoftmax(Activation):
-    """y = x - log sum exp(x) along the last axis; dLoss/dx = gy - softmax(x) sum gy."""
+    """y = x - log sum exp(x) along the last axis; dLoss/dx = gy - softmax(x) sum gy.
+
+    Examples
+    --------
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.LogSoftmax(), (2,)), nn.MSELoss(), nn.SGD())
+    >>> trainer.predict([[1.0, 1.0]]).round(3).tolist()
+    [[-0.6930000185966492, -0.6930000185966492]]
+    """
 
     channelwise = False
 

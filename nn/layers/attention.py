@@ -278,6 +278,12 @@ class TransformerBlock(Sequential):
         As of MultiHeadAttention.
     feed_forward : Layer or None
         Replaces the two linear layers, such as `MixtureOfExperts(features, 8)`.
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.TransformerBlock(16, heads=4, causal=True), (12, 16)).out_shape
+    (12, 16)
     """
 
     constraints = MultiHeadAttention.constraints | {"hidden": COUNT, "dropout": Number(0, below=1)}

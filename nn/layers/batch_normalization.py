@@ -180,7 +180,14 @@ class BatchNorm(Layer):
 
 @register("layer")
 class BatchNorm1d(BatchNorm):
-    """BatchNorm of features (N, C) or sequences (N, T, C); parameters as for BatchNorm."""
+    """BatchNorm of features (N, C) or sequences (N, T, C); parameters as for BatchNorm.
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.BatchNorm1d(8), (8,)).out_shape
+    (8,)
+    """
 
     dimensions = (1, 2)
     expects = "features (C,) or (T, C)"
@@ -188,7 +195,14 @@ class BatchNorm1d(BatchNorm):
 
 @register("layer")
 class BatchNorm2d(BatchNorm):
-    """BatchNorm of images (N, H, W, C); parameters as for BatchNorm."""
+    """BatchNorm of images (N, H, W, C); parameters as for BatchNorm.
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.BatchNorm2d(3), (8, 8, 3)).out_shape
+    (8, 8, 3)
+    """
 
     dimensions = (3,)
     expects = "images (height, width, channels)"

@@ -82,6 +82,12 @@ class Conv2d(Layer):
     bias : bool
     init, bias_init : initializer
         For W of shape (height, width, in_channels / groups, out_channels) and b of shape (out_channels,).
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.Conv2d(3, 16, 3, stride=2, padding=1), (32, 32, 3)).out_shape
+    (16, 16, 16)
     """
 
     output = gradient = "new"

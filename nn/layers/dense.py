@@ -26,6 +26,15 @@ class Linear(Layer):
     bias : bool
     init, bias_init : initializer
         For W of shape (in_features, out_features) and b of shape (out_features,).
+
+    Examples
+    --------
+    >>> import nn
+    >>> network = nn.Network(nn.Linear(3, 2), (3,))
+    >>> network.out_shape
+    (2,)
+    >>> network.layout.count
+    8
     """
 
     output = gradient = "new"
@@ -91,6 +100,16 @@ class TiedLinear(Layer):
     source : str
         Full name of that matrix, such as "0.W", of shape (out_features, in_features).
     in_features, out_features : int
+
+    Examples
+    --------
+    >>> import nn
+    >>> layers = nn.Sequential(nn.Embedding(100, 16), nn.TiedLinear("0.W", 16, 100))
+    >>> network = nn.Network(layers, (12,))
+    >>> network.out_shape
+    (12, 100)
+    >>> network.layout.count
+    1600
     """
 
     output = gradient = "new"

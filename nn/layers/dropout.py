@@ -26,6 +26,12 @@ class Dropout(Layer):
     ----------
     rate : float
         Probability of a zero, in [0, 1), exact to 1/65536; the scale is that of the probability used.
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.Dropout(0.1), (8,)).out_shape
+    (8,)
     """
 
     output = "view"  # in evaluation; in training x itself where it may be overwritten

@@ -39,6 +39,12 @@ class Embedding(Layer):
     ------
     ValueError
         An id out of the vocabulary: which, where, and in which layer.
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.Embedding(100, 16), (12,)).out_shape
+    (12, 16)
     """
 
     ids = True
@@ -91,6 +97,12 @@ class LearnedPositions(Layer):
     features : int
     init : initializer
         For W of shape (length, features).
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.LearnedPositions(12, 16), (12, 16)).out_shape
+    (12, 16)
     """
 
     output, gradient = "new", "view"
@@ -122,7 +134,14 @@ class LearnedPositions(Layer):
 
 @register("layer")
 class SinusoidalPositions(Layer):
-    """y = x + S, S[t, 2i] = sin(t / 10000^(2i/D)), S[t, 2i + 1] = cos of the same: nothing to learn, any length."""
+    """y = x + S, S[t, 2i] = sin(t / 10000^(2i/D)), S[t, 2i + 1] = cos of the same: nothing to learn, any length.
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.SinusoidalPositions(), (12, 16)).out_shape
+    (12, 16)
+    """
 
     output, gradient = "new", "view"
 

@@ -35,6 +35,13 @@ class LayerNorm(Layer):
         Added to the variance.
     bias : bool
         Whether there is a beta.
+
+    Examples
+    --------
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.LayerNorm(2), (2,)), nn.MSELoss(), nn.SGD())
+    >>> trainer.predict([[1.0, 3.0]]).round(3).tolist()
+    [[-1.0, 1.0]]
     """
 
     output = gradient = "new"
@@ -100,6 +107,13 @@ class RMSNorm(Layer):
     ----------
     features : int
     eps : float
+
+    Examples
+    --------
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.RMSNorm(2), (2,)), nn.MSELoss(), nn.SGD())
+    >>> trainer.predict([[3.0, 4.0]]).round(3).tolist()
+    [[0.8489999771118164, 1.13100004196167]]
     """
 
     output = gradient = "new"
@@ -155,6 +169,12 @@ class LocalResponseNorm(Layer):
         Channels of the window; an even one reaches one channel further down than up. AlexNet's formula has alpha
         itself before the sum: give size times its 1e-4, and k = 2.
     alpha, beta, k : float
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.LocalResponseNorm(5), (8, 8, 16)).out_shape
+    (8, 8, 16)
     """
 
     output = gradient = "new"

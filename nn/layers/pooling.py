@@ -72,6 +72,12 @@ class MaxPool2d(_Windows):
         At most half the kernel.
     ceil_mode : bool
         Keep windows that stick out at the bottom and right, if they start inside the image or the padding before it.
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.MaxPool2d(3, stride=2, padding=1), (8, 8, 3)).out_shape
+    (4, 4, 3)
     """
 
     def forward(self, p, x, ctx):
@@ -166,6 +172,12 @@ class AvgPool2d(_Averages, _Windows):
         As for MaxPool2d.
     count_include_pad : bool
         Whether padding counts as zeros, or not at all.
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.AvgPool2d(2), (8, 8, 3)).out_shape
+    (4, 4, 3)
     """
 
     def __init__(
@@ -193,6 +205,12 @@ class AdaptiveAvgPool2d(_Averages):
     Parameters
     ----------
     output_size : int or (height, width)
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.AdaptiveAvgPool2d(2), (7, 5, 3)).out_shape
+    (2, 2, 3)
     """
 
     constraints = {"output_size": SizePair(1)}
@@ -210,7 +228,14 @@ class AdaptiveAvgPool2d(_Averages):
 
 @register("layer")
 class GlobalAvgPool2d(Layer):
-    """The mean of each channel: (N, H, W, C) to (N, C)."""
+    """The mean of each channel: (N, H, W, C) to (N, C).
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.GlobalAvgPool2d(), (8, 8, 3)).out_shape
+    (3,)
+    """
 
     output = gradient = "new"
     channelwise = True
@@ -233,7 +258,14 @@ class GlobalAvgPool2d(Layer):
 
 @register("layer")
 class GlobalMaxPool2d(Layer):
-    """The largest value of each channel: (N, H, W, C) to (N, C); the first of equal ones gets the gradient."""
+    """The largest value of each channel: (N, H, W, C) to (N, C); the first of equal ones gets the gradient.
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.GlobalMaxPool2d(), (8, 8, 3)).out_shape
+    (3,)
+    """
 
     output = gradient = "new"
     channelwise = True

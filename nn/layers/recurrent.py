@@ -179,6 +179,12 @@ class RNN(_Recurrence):
         The state before the first step, h0 (H,), is a parameter, zero at first; otherwise it is zero.
     init, recurrent_init, bias_init : initializer
         For W (D, H), U (H, H), b (H,).
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.RNN(16, 32), (12, 16)).out_shape
+    (12, 32)
     """
 
     constraints = _Recurrence.constraints | {"activation": OneOf(("tanh", "relu"))}
@@ -238,6 +244,12 @@ class LSTM(_Recurrence):
         Added to the first value of the forget gate's bias, so that cells remember at first (Jozefowicz et al. 2015).
     init, recurrent_init, bias_init : initializer
         For W (D, 4H), U (H, 4H), b (4H,): blocks in the order i, f, g, o, as PyTorch has them. Its two biases are one.
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.LSTM(16, 32, last=True), (12, 16)).out_shape
+    (32,)
     """
 
     blocks, states = 4, ("h0", "c0")

@@ -9,7 +9,14 @@ from nn.registry import register
 
 @register("layer")
 class Flatten(Layer):
-    """(N, ...) -> (N, product of the rest)."""
+    """(N, ...) -> (N, product of the rest).
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.Flatten(), (4, 4, 3)).out_shape
+    (48,)
+    """
 
     output = "view"
     gradient = "view"
@@ -38,6 +45,12 @@ class Reshape(Layer):
     ----------
     *shape : int
         Shape of one sample, without the batch axis.
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.Reshape(4, 3), (12,)).out_shape
+    (4, 3)
     """
 
     output = "view"

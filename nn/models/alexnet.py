@@ -15,7 +15,15 @@ from nn.models.images import image_shape
 
 @model("alexnet")
 def alexnet(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:
-    """Five convolutions and three linear layers; 60,965,224 parameters for 227x227x3 and 1000 classes."""
+    """Five convolutions and three linear layers; 60,965,224 parameters for 227x227x3 and 1000 classes.
+
+    Examples
+    --------
+    >>> import nn
+    >>> network = nn.models.alexnet((224, 224, 3), 1000)
+    >>> network.out_shape, network.layout.count
+    ((1000,), 49430888)
+    """
     height, width, channels = image_shape("alexnet", in_shape, at_least=67)
     features = _final_side(height) * _final_side(width) * 256
     return Sequential(

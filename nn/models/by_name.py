@@ -25,7 +25,18 @@ from nn.registry import lookup, register
 
 
 def model(name: str) -> Callable[[Callable[..., Layer]], Callable[..., Network]]:
-    """Return a decorator that registers a builder and lets it return a Network; `build` has the further options."""
+    """Return a decorator that registers a builder and lets it return a Network; `build` has the further options.
+
+    Examples
+    --------
+    >>> import nn
+    >>> from nn.models import model
+    >>> @model("two")
+    ... def two(in_shape, classes):
+    ...     return nn.Sequential(nn.Linear(in_shape[0], 4), nn.ReLU(), nn.Linear(4, classes))
+    >>> nn.models.build("two", (3,), 2).out_shape
+    (2,)
+    """
 
     def decorate(builder: Callable[..., Layer]) -> Callable[..., Network]:
         parameters = inspect.signature(builder).parameters
@@ -106,6 +117,12 @@ def build(
         Unknown names (with those that exist), numbers that do not fit.
     ShapeError
         Layers that do not fit the samples: which one, expected, given.
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.models.build("mlp:784,30,10", (784,), 10).layout.count
+    23860
     """
     if not isinstance(spec, str):
         raise TypeError(f'a model is a text, such as "mlp:784,30,10", given {spec!r:.80}')

@@ -23,6 +23,13 @@ def cnn(
     """Convolutions with `first` and `second` channels, a layer of `hidden` units, and the classes.
 
     Good for the 8x8 digits (about 53,000 parameters) as well as 28x28 and 32x32 images.
+
+    Examples
+    --------
+    >>> import nn
+    >>> network = nn.models.cnn((8, 8, 1), 10)
+    >>> network.out_shape, network.layout.count
+    ((10,), 53002)
     """
     height, width, channels = image_shape("cnn", in_shape, at_least=4)
     return Sequential(

@@ -40,7 +40,15 @@ MODULES = {
 
 @model("googlenet")
 def googlenet(in_shape: Shape, classes: int, auxiliary: bool = True) -> Sequential:
-    """For 224x224 images, about 7 million parameters; `auxiliary` 0 leaves out the two classifiers inside."""
+    """For 224x224 images, about 7 million parameters; `auxiliary` 0 leaves out the two classifiers inside.
+
+    Examples
+    --------
+    >>> import nn
+    >>> network = nn.models.googlenet((224, 224, 3), 1000)
+    >>> network.out_shape, network.layout.count
+    ((1000,), 13378280)
+    """
     _, _, channels = image_shape("googlenet", in_shape, at_least=32)
     stem = [
         *(*_convolve(channels, 64, 7, 2), _pool(), LocalResponseNorm(5)),

@@ -21,6 +21,13 @@ def lenet5(in_shape: Shape, classes: int, *widths: int, activation: type[Layer] 
     """Convolution 5x5 - pool - convolution 5x5 - pool - hidden - classes, nothing padded.
 
     `widths` are the two numbers of channels and the hidden units: 20, 50, 500 unless given.
+
+    Examples
+    --------
+    >>> import nn
+    >>> network = nn.models.lenet5((28, 28, 1), 10)
+    >>> network.out_shape, network.layout.count
+    ((10,), 431080)
     """
     height, width, channels = image_shape("lenet5", in_shape, at_least=16)
     if len(widths) not in (0, 3):
@@ -42,7 +49,15 @@ def lenet5(in_shape: Shape, classes: int, *widths: int, activation: type[Layer] 
 
 @model("lenet5-1998")
 def lenet5_1998(in_shape: Shape, classes: int, activation: type[Layer] = Tanh) -> Sequential:
-    """The paper's sizes. 28x28 images are padded to 32x32, as there, so that strokes can be at a corner's centre."""
+    """The paper's sizes. 28x28 images are padded to 32x32, as there, so that strokes can be at a corner's centre.
+
+    Examples
+    --------
+    >>> import nn
+    >>> network = nn.models.lenet5_1998((32, 32, 1), 10)
+    >>> network.out_shape, network.layout.count
+    ((10,), 82826)
+    """
     height, width, channels = image_shape("lenet5-1998", in_shape, at_least=12)
     return Sequential(
         Conv2d(channels, 6, 5, padding=2),

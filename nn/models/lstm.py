@@ -23,6 +23,13 @@ def lstm(
     Vectors of ids are drawn from N(0, 1): from smaller ones, as transformers have them, two layers take long to see
     anything but how frequent each id is. Gradients of states do not go back beyond a multiple of `truncate` steps;
     0: they go back to the first.
+
+    Examples
+    --------
+    >>> import nn
+    >>> network = nn.models.lstm((12,), 256, 32, 1)
+    >>> network.out_shape, network.layout.count
+    ((12, 256), 24960)
     """
     if layers > MAX_LAYERS:
         raise ShapeError(f"lstm has at most {MAX_LAYERS} layers, given {layers}")

@@ -15,6 +15,13 @@ def mlp(in_shape: Shape, classes: int, *sizes: int, activation: type[Layer] = Re
     """Linear layers of the given sizes, input and output included; without sizes, one hidden layer of 128.
 
     Images and other samples of more than one axis are flattened first.
+
+    Examples
+    --------
+    >>> import nn
+    >>> network = nn.models.mlp((784,), 10, 784, 100, 10)
+    >>> network.out_shape, network.layout.count
+    ((10,), 79510)
     """
     inputs = math.prod(in_shape)
     sizes = sizes or (inputs, 128, classes)

@@ -14,7 +14,15 @@ from nn.models.images import image_shape
 
 @model("overfeat-fast")
 def overfeat_fast(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:
-    """Five convolutions and three linear layers; 145,920,872 parameters for 231x231x3 and 1000 classes."""
+    """Five convolutions and three linear layers; 145,920,872 parameters for 231x231x3 and 1000 classes.
+
+    Examples
+    --------
+    >>> import nn
+    >>> network = nn.models.overfeat_fast((231, 231, 3), 1000)
+    >>> network.out_shape, network.layout.count
+    ((1000,), 145920872)
+    """
     height, width, channels = image_shape("overfeat-fast", in_shape, at_least=71)
     features = _final_side(height) * _final_side(width) * 1024
     return Sequential(

@@ -22,7 +22,15 @@ from nn.registry import register
 
 @model("resnet20")
 def resnet20(in_shape: Shape, classes: int, zero_gamma: bool = False) -> Sequential:
-    """For 32x32 images: three stages of three blocks, 16, 32, 64 channels, shortcuts without parameters (option A)."""
+    """For 32x32 images: three stages of three blocks, 16, 32, 64 channels, shortcuts without parameters (option A).
+
+    Examples
+    --------
+    >>> import nn
+    >>> network = nn.models.resnet20((32, 32, 3), 10)
+    >>> network.out_shape, network.layout.count
+    ((10,), 269722)
+    """
     _, _, channels = image_shape("resnet20", in_shape, at_least=4)
     layers = _convolve(channels, 16, 3) + [ReLU()]
     channels = 16
@@ -37,7 +45,15 @@ def resnet20(in_shape: Shape, classes: int, zero_gamma: bool = False) -> Sequent
 
 @model("resnet50")
 def resnet50(in_shape: Shape, classes: int, zero_gamma: bool = False) -> Sequential:
-    """For 224x224 images: 16 bottleneck blocks, the stride in their first 1x1 convolution; 25.6 million parameters."""
+    """For 224x224 images: 16 bottleneck blocks, the stride in their first 1x1 convolution; 25.6 million parameters.
+
+    Examples
+    --------
+    >>> import nn
+    >>> network = nn.models.resnet50((64, 64, 3), 1000)
+    >>> network.out_shape, network.layout.count
+    ((1000,), 25557032)
+    """
     _, _, channels = image_shape("resnet50", in_shape, at_least=32)
     layers = [*_convolve(channels, 64, 7, 2), ReLU(), MaxPool2d(3, stride=2, padding=1)]
     channels = 64

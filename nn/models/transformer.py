@@ -46,6 +46,13 @@ def transformer(
     is whole, or computed by blocks, such as blocks:128. `hidden` features are between the two linear layers of a block,
     0 for 4 times its features. With `experts` a `MixtureOfExperts` replaces these layers in every block, with as many
     in each expert; each position takes `top` of the experts, and with `shared` 1 one more expert, which all take.
+
+    Examples
+    --------
+    >>> import nn
+    >>> network = nn.models.transformer((12,), 256, 32, 4, 2)
+    >>> network.out_shape, network.layout.count
+    ((12, 256), 42240)
     """
     length = _length("transformer", in_shape, blocks)
     OneOf(POSITIONS)("transformer: positions", positions)
@@ -79,7 +86,15 @@ def encoder(
     dropout: float = 0.1,
     attention: str = "whole",
 ) -> Sequential:
-    """Predicts the id at each position from those at all others: post-norm blocks; id 0 is padding."""
+    """Predicts the id at each position from those at all others: post-norm blocks; id 0 is padding.
+
+    Examples
+    --------
+    >>> import nn
+    >>> network = nn.models.encoder((12,), 256, 32, 4, 2)
+    >>> network.out_shape, network.layout.count
+    ((12, 256), 35168)
+    """
     length = _length("encoder", in_shape, blocks)
     return Sequential(
         *(Embedding(classes, features, padding=0), LearnedPositions(length, features), LayerNorm(features)),

@@ -14,7 +14,15 @@ from nn.models.images import image_shape
 
 @model("vgg16")
 def vgg16(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:
-    """Configuration D: 13 convolutions and 3 linear layers; 138,357,544 parameters for 224x224x3 and 1000 classes."""
+    """Configuration D: 13 convolutions and 3 linear layers; 138,357,544 parameters for 224x224x3 and 1000 classes.
+
+    Examples
+    --------
+    >>> import nn
+    >>> network = nn.models.vgg16((224, 224, 3), 1000)
+    >>> network.out_shape, network.layout.count
+    ((1000,), 138357544)
+    """
     stages = [(64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512)]
     features, count = _convolutions("vgg16", in_shape, stages, activation)
     hidden = [
@@ -26,7 +34,15 @@ def vgg16(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequ
 
 @model("vgg-small")
 def vgg_small(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:
-    """For 32x32 images: 64-64-pool-128-128-pool-256-256-pool, one linear layer; 1,186,378 parameters for 10 classes."""
+    """For 32x32 images: 64-64-pool-128-128-pool-256-256-pool, one linear layer; 1,186,378 parameters for 10 classes.
+
+    Examples
+    --------
+    >>> import nn
+    >>> network = nn.models.vgg_small((32, 32, 3), 10)
+    >>> network.out_shape, network.layout.count
+    ((10,), 1186378)
+    """
     features, count = _convolutions("vgg-small", in_shape, [(64, 64), (128, 128), (256, 256)], activation)
     return Sequential(*features, Linear(count, classes))
 

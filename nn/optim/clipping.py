@@ -84,7 +84,14 @@ class Clip(Configured):
 
 @register("clip", "value")
 class ClipValue(Clip):
-    """Clip every element to [-limit, limit]."""
+    """Clip every element to [-limit, limit].
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.SGD(lr=0.1, clip=nn.ClipValue(0.5))
+    SGD(lr=0.1, clip=ClipValue(limit=0.5))
+    """
 
     def __call__(self, g, region, sum_over_slices=None):
         np.clip(g, -self.limit, self.limit, out=g)
@@ -92,7 +99,14 @@ class ClipValue(Clip):
 
 @register("clip", "norm")
 class ClipNorm(Clip):
-    """Clip the norm of every tensor to at most `limit`."""
+    """Clip the norm of every tensor to at most `limit`.
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.SGD(lr=0.1, clip=nn.ClipNorm(1.0))
+    SGD(lr=0.1, clip=ClipNorm(limit=1.0))
+    """
 
     def __call__(self, g, region, sum_over_slices=None):
         (squares,) = squared_norms([g], region, sum_over_slices)
@@ -104,7 +118,14 @@ class ClipNorm(Clip):
 
 @register("clip", "global")
 class ClipGlobalNorm(Clip):
-    """Clip the norm of the whole gradient to at most `limit`: its direction is kept."""
+    """Clip the norm of the whole gradient to at most `limit`: its direction is kept.
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.SGD(lr=0.1, clip=nn.ClipGlobalNorm(1.0))
+    SGD(lr=0.1, clip=ClipGlobalNorm(limit=1.0))
+    """
 
     def __call__(self, g, region, sum_over_slices=None):
         square = np.array([sum(_square(g[part]) for part in region.owned)], np.float64)

@@ -79,7 +79,15 @@ class _Schedule:
 @register("schedule", "constant")
 @dataclass(frozen=True)
 class Constant(_Schedule):
-    """lr, always."""
+    """lr, always.
+
+    Examples
+    --------
+    >>> import nn
+    >>> schedule = nn.schedules.Constant(0.1)
+    >>> schedule(100)
+    0.1
+    """
 
     lr: float
 
@@ -90,7 +98,15 @@ class Constant(_Schedule):
 @register("schedule", "step")
 @dataclass(frozen=True)
 class Step(_Schedule):
-    """lr times `factor` once more after every `every` steps."""
+    """lr times `factor` once more after every `every` steps.
+
+    Examples
+    --------
+    >>> import nn
+    >>> schedule = nn.schedules.Step(0.1, every=10, factor=0.5)
+    >>> [schedule(step) for step in (0, 10, 20)]
+    [0.1, 0.05, 0.025]
+    """
 
     constraints = {"lr": RATE, "every": SIZE, "factor": RATE}
 
@@ -110,7 +126,15 @@ class Step(_Schedule):
 @register("schedule", "multistep")
 @dataclass(frozen=True)
 class MultiStep(_Schedule):
-    """lr times `factor` once more from each of the steps `at` on."""
+    """lr times `factor` once more from each of the steps `at` on.
+
+    Examples
+    --------
+    >>> import nn
+    >>> schedule = nn.schedules.MultiStep(0.1, at=(10, 20), factor=0.5)
+    >>> [schedule(step) for step in (0, 10, 20)]
+    [0.1, 0.05, 0.025]
+    """
 
     constraints = {"lr": RATE, "at": _ascending, "factor": RATE}
 
@@ -130,7 +154,15 @@ class MultiStep(_Schedule):
 @register("schedule", "exponential")
 @dataclass(frozen=True)
 class Exponential(_Schedule):
-    """lr factor^(step / every): smooth, `factor` in every `every` steps."""
+    """lr factor^(step / every): smooth, `factor` in every `every` steps.
+
+    Examples
+    --------
+    >>> import nn
+    >>> schedule = nn.schedules.Exponential(0.1, factor=0.5, every=10)
+    >>> [schedule(step) for step in (0, 10, 20)]
+    [0.1, 0.05, 0.025]
+    """
 
     constraints = {"lr": RATE, "factor": RATE, "every": SIZE}
 
@@ -150,7 +182,15 @@ class Exponential(_Schedule):
 @register("schedule", "polynomial")
 @dataclass(frozen=True)
 class Polynomial(_Schedule):
-    """From lr at step `begin` to `end` at step `steps` as (1 - t)^power, t from 0 to 1; linear for power 1."""
+    """From lr at step `begin` to `end` at step `steps` as (1 - t)^power, t from 0 to 1; linear for power 1.
+
+    Examples
+    --------
+    >>> import nn
+    >>> schedule = nn.schedules.Polynomial(0.1, steps=100)
+    >>> [round(schedule(step), 3) for step in (0, 50, 100)]
+    [0.1, 0.05, 0.0]
+    """
 
     constraints = {"lr": RATE, "steps": SIZE, "power": RATE, "end": RATE, "begin": COUNT}
 
@@ -177,7 +217,15 @@ class Polynomial(_Schedule):
 @register("schedule", "cosine")
 @dataclass(frozen=True)
 class Cosine(_Schedule):
-    """From lr at step `begin` to `end` at step `steps` as half a cosine wave."""
+    """From lr at step `begin` to `end` at step `steps` as half a cosine wave.
+
+    Examples
+    --------
+    >>> import nn
+    >>> schedule = nn.schedules.Cosine(0.1, steps=100)
+    >>> [round(schedule(step), 3) for step in (0, 50, 100)]
+    [0.1, 0.05, 0.0]
+    """
 
     constraints = {"lr": RATE, "steps": SIZE, "end": RATE, "begin": COUNT}
 
@@ -206,6 +254,13 @@ class Warmup(_Schedule):
     """In front of any schedule: from `start` to its rate at step `steps`, in equal increments a step.
 
     The schedule's own steps count from the start of training, warm-up included, so it must last longer.
+
+    Examples
+    --------
+    >>> import nn
+    >>> schedule = nn.schedules.Warmup(nn.schedules.Constant(0.1), steps=4)
+    >>> [round(schedule(step), 3) for step in (0, 2, 4)]
+    [0.0, 0.05, 0.1]
     """
 
     constraints = {"schedule": _function, "steps": SIZE, "start": RATE}
@@ -229,7 +284,14 @@ class Warmup(_Schedule):
 
 
 def linear_scaling(lr: float, batch: int, base_batch: int) -> float:
-    """Return the rate for a batch of another size: k times the batch, k times the rate (Goyal et al. 2017)."""
+    """Return the rate for a batch of another size: k times the batch, k times the rate (Goyal et al. 2017).
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.schedules.linear_scaling(0.1, batch=1024, base_batch=256)
+    0.4
+    """
     SIZE("linear scaling: the base batch", base_batch)
     return lr * batch / base_batch
 

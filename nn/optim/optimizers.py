@@ -74,6 +74,17 @@ class Optimizer(Configured):
         that fits counts. 0 freezes: parameters and moments stay as they are, and no norm counts the gradient.
     frozen : tuple of str
         Names of layers and arrays that are frozen whatever their rates, which they have again afterwards.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> class Signs(nn.Optimizer):
+    ...     def apply(self, w, g, slots, step, region, sum_over_slices=None):
+    ...         for part in region.decayed:
+    ...             g[part] += self.weight_decay * w[part]
+    ...         w -= self.lr * np.sign(g)
+    >>> nn.check_optimizer(Signs(0.01))
     """
 
     constraints = {"lr": RATE, "weight_decay": RATE, "clip": Optional(_clip), "rates": _rates, "frozen": _names}
@@ -216,6 +227,16 @@ class SGD(Optimizer):
     """Stochastic gradient descent: v = momentum v + g; w -= lr v, or with Nesterov's momentum w -= lr (g + momentum v).
 
     The rate stays outside v, so a change of it needs no correction. Without momentum there is no v.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(2, 1), (2,)), nn.MSELoss(), nn.SGD(lr=0.1, momentum=0.9))
+    >>> x, y = np.array([[1.0, 2.0]], "f4"), np.array([[3.0]], "f4")
+    >>> first = trainer.step(x, y)
+    >>> trainer.step(x, y) < first
+    True
     """
 
     constraints = Optimizer.constraints | {"momentum": BELOW_ONE}
@@ -245,7 +266,18 @@ class SGD(Optimizer):
 @register("optimizer", "adagrad")
 @dataclass(eq=False, repr=False)
 class Adagrad(Optimizer):
-    """G += g^2; w -= lr g / (sqrt(G) + eps)."""
+    """G += g^2; w -= lr g / (sqrt(G) + eps).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(2, 1), (2,)), nn.MSELoss(), nn.Adagrad(lr=0.1))
+    >>> x, y = np.array([[1.0, 2.0]], "f4"), np.array([[3.0]], "f4")
+    >>> first = trainer.step(x, y)
+    >>> trainer.step(x, y) < first
+    True
+    """
 
     constraints = Optimizer.constraints | {"eps": POSITIVE}
     _: KW_ONLY
@@ -269,7 +301,18 @@ class Adagrad(Optimizer):
 @register("optimizer", "rmsprop")
 @dataclass(eq=False, repr=False)
 class RMSprop(Optimizer):
-    """s = alpha s + (1-alpha) g^2; u = g / (sqrt(s) + eps); w -= lr u, or with v = momentum v + u; w -= lr v."""
+    """s = alpha s + (1-alpha) g^2; u = g / (sqrt(s) + eps); w -= lr u, or with v = momentum v + u; w -= lr v.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(2, 1), (2,)), nn.MSELoss(), nn.RMSprop(lr=0.01))
+    >>> x, y = np.array([[1.0, 2.0]], "f4"), np.array([[3.0]], "f4")
+    >>> first = trainer.step(x, y)
+    >>> trainer.step(x, y) < first
+    True
+    """
 
     constraints = Optimizer.constraints | {"alpha": BELOW_ONE, "momentum": BELOW_ONE, "eps": POSITIVE}
     lr: float = 0.001
@@ -301,7 +344,18 @@ class RMSprop(Optimizer):
 @register("optimizer", "adam")
 @dataclass(eq=False, repr=False)
 class Adam(Optimizer):
-    """m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps), with t = step + 1."""
+    """m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps), with t = step + 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(2, 1), (2,)), nn.MSELoss(), nn.Adam(lr=0.01))
+    >>> x, y = np.array([[1.0, 2.0]], "f4"), np.array([[3.0]], "f4")
+    >>> first = trainer.step(x, y)
+    >>> trainer.step(x, y) < first
+    True
+    """
 
     constraints = Optimizer.constraints | {"beta1": BELOW_ONE, "beta2": BELOW_ONE, "eps": POSITIVE}
     lr: float = 0.001
@@ -338,7 +392,18 @@ class Adam(Optimizer):
 @register("optimizer", "adamw")
 @dataclass(eq=False, repr=False)
 class AdamW(Adam):
-    """Adam with decoupled weight decay: w *= 1 - lr weight_decay, and the gradient stays as it is."""
+    """Adam with decoupled weight decay: w *= 1 - lr weight_decay, and the gradient stays as it is.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(2, 1), (2,)), nn.MSELoss(), nn.AdamW(lr=0.01, weight_decay=0.1))
+    >>> x, y = np.array([[1.0, 2.0]], "f4"), np.array([[3.0]], "f4")
+    >>> first = trainer.step(x, y)
+    >>> trainer.step(x, y) < first
+    True
+    """
 
     decoupled = True
     _: KW_ONLY
@@ -351,6 +416,16 @@ class LARS(Optimizer):
     """v = momentum v + lr r (g + weight_decay w); w -= v; r = trust |w| / (|g| + weight_decay |w|) for each tensor.
 
     r is 1 for exempt tensors and where a norm is 0. The rate is inside v: see schedules.MomentumCorrection.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(2, 1), (2,)), nn.MSELoss(), nn.LARS(lr=0.5))
+    >>> x, y = np.array([[1.0, 2.0]], "f4"), np.array([[3.0]], "f4")
+    >>> first = trainer.step(x, y)
+    >>> trainer.step(x, y) < first
+    True
     """
 
     constraints = Optimizer.constraints | {"momentum": BELOW_ONE, "trust": RATE}
@@ -391,6 +466,16 @@ class LAMB(Adam):
     """u = m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) + weight_decay w; w -= lr r u, with r = |w| / |u| a tensor.
 
     r is 1 for exempt tensors and where a norm is 0. The gradients are overwritten by u.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(2, 1), (2,)), nn.MSELoss(), nn.LAMB(lr=0.01))
+    >>> x, y = np.array([[1.0, 2.0]], "f4"), np.array([[3.0]], "f4")
+    >>> first = trainer.step(x, y)
+    >>> trainer.step(x, y) < first
+    True
     """
 
     norms = True

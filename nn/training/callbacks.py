@@ -42,6 +42,15 @@ class Progress(Callback):
         Called with each line; None prints it.
     every_epoch : float
         Seconds between lines at the ends of epochs, at least. The last epoch always has one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(3, 2), (3,)), nn.CrossEntropyLoss(), nn.SGD(lr=0.1))
+    >>> x, y = np.eye(3), np.array([0, 1, 1])
+    >>> training = nn.fit(trainer, (x, y), 1, nn.Progress(say=lambda line: print(line[:9])))
+    epoch 1/1
     """
 
     def __init__(self, every: float = 5.0, say=None, every_epoch: float = 0.0):
@@ -103,7 +112,22 @@ class Progress(Callback):
 
 
 class Metrics(Callback):
-    """Write metrics.jsonl: a JSON object a line, one an epoch. A resumed run drops the lines after its checkpoint."""
+    """Write metrics.jsonl: a JSON object a line, one an epoch. A resumed run drops the lines after its checkpoint.
+
+    Examples
+    --------
+    >>> import json, pathlib, tempfile
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(3, 2), (3,)), nn.CrossEntropyLoss(), nn.SGD(lr=0.1))
+    >>> x, y = np.eye(3), np.array([0, 1, 1])
+    >>> directory = tempfile.TemporaryDirectory()
+    >>> file = pathlib.Path(directory.name, "metrics.jsonl")
+    >>> training = nn.fit(trainer, (x, y), 2, nn.Metrics(file))
+    >>> [json.loads(line)["epoch"] for line in file.read_text().splitlines()]
+    [1, 2]
+    >>> directory.cleanup()
+    """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -299,6 +323,17 @@ class EarlyStopping(Callback):
     ----------
     epoch : int
         After training: the epoch whose weights the trainer has.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(3, 2), (3,)), nn.CrossEntropyLoss(), nn.SGD(lr=0.1))
+    >>> x, y = np.eye(3), np.array([0, 1, 1])
+    >>> stopping = nn.EarlyStopping(3, metric="validation_loss")
+    >>> training = nn.fit(trainer, (x, y), 10, stopping, validation=(x, y))
+    >>> stopping.epoch <= training.epoch <= 10
+    True
     """
 
     def __init__(
@@ -363,6 +398,22 @@ class RestoreBest(Callback):
     ----------
     epoch : int
         After training: the epoch whose weights the trainer has.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(3, 2), (3,)), nn.CrossEntropyLoss(), nn.SGD(lr=0.1))
+    >>> x, y = np.eye(3), np.array([0, 1, 1])
+    >>> directory = tempfile.TemporaryDirectory()
+    >>> checkpoints = nn.Checkpoints(directory.name)
+    >>> metric = "validation_loss"
+    >>> callbacks = [nn.KeepCheckpoints(checkpoints, best=metric), nn.RestoreBest(checkpoints, metric)]
+    >>> training = nn.fit(trainer, (x, y), 3, callbacks, validation=(x, y))
+    >>> callbacks[1].epoch
+    3
+    >>> directory.cleanup()
     """
 
     def __init__(

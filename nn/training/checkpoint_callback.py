@@ -80,6 +80,20 @@ class KeepCheckpoints(Callback):
         A checkpoint cannot be written, or a parameter is not finite; of a thread, after one of the next steps.
     Terminated
         After a checkpoint.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(3, 2), (3,)), nn.CrossEntropyLoss(), nn.SGD(lr=0.1))
+    >>> x, y = np.eye(3), np.array([0, 1, 1])
+    >>> directory = tempfile.TemporaryDirectory()
+    >>> checkpoints = nn.Checkpoints(directory.name)
+    >>> training = nn.fit(trainer, (x, y), 3, nn.KeepCheckpoints(checkpoints, best=None))
+    >>> [entry["file"] for entry in checkpoints.entries()]
+    ['step-00000002.npz', 'step-00000003.npz']
+    >>> directory.cleanup()
     """
 
     def __init__(

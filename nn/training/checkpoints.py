@@ -37,7 +37,19 @@ FORMATS = (1, FORMAT)  # that are read; 1 has no checkpoints of several files
 
 
 class CheckpointError(RuntimeError):
-    """No checkpoint can be used; the message says which files were tried and what is wrong with each."""
+    """No checkpoint can be used; the message says which files were tried and what is wrong with each.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import nn
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     try:
+    ...         nn.Checkpoints(directory).load()
+    ...     except nn.CheckpointError as error:
+    ...         print("nothing was saved")
+    nothing was saved
+    """
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -143,6 +155,22 @@ class Checkpoints(Closed):
         How many of the latest to keep; those saved under a name of their own are kept beside them.
     facts : dict or None
         What holds for all of them, such as the options of the run; anything JSON can hold. The manifest keeps it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(3, 2), (3,)), nn.CrossEntropyLoss(), nn.SGD(lr=0.1))
+    >>> x, y = np.eye(3), np.array([0, 1, 1])
+    >>> directory = tempfile.TemporaryDirectory()
+    >>> checkpoints = nn.Checkpoints(directory.name)
+    >>> training = nn.fit(trainer, (x, y), 2, nn.KeepCheckpoints(checkpoints, best=None))
+    >>> state, progress, file = checkpoints.load()
+    >>> progress["epoch"], file.name
+    (2, 'step-00000002.npz')
+    >>> trainer.load_state_dict(state)
+    >>> directory.cleanup()
     """
 
     def __init__(self, directory: str | Path, keep: int = 2, facts: dict | None = None):

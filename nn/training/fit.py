@@ -127,6 +127,16 @@ def fit(
     Returns
     -------
     Training
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(3, 2), (3,)), nn.CrossEntropyLoss(), nn.SGD(lr=0.1))
+    >>> x, y = np.eye(3), np.array([0, 1, 1])
+    >>> training = nn.fit(trainer, (x, y), epochs=5, batch=3)
+    >>> len(training.history), training.history[-1]["loss"] < training.history[0]["loss"]
+    (5, True)
     """
     refuse_others("fit", others, INSTEAD)
     _check_trainer("fit", trainer)
@@ -380,6 +390,15 @@ def evaluate(
     dict
         "accuracy" is missing where targets are no classes. Means leave out rows that the loss ignores, and are NaN
         where no row is left.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(3, 2), (3,)), nn.CrossEntropyLoss(), nn.SGD(lr=0.1))
+    >>> x, y = np.eye(3), np.array([0, 1, 1])
+    >>> sorted(nn.evaluate(trainer, (x, y)))
+    ['accuracy', 'loss']
     """
     refuse_others("evaluate", others, INSTEAD)
     _check_trainer("evaluate", trainer)

@@ -39,6 +39,17 @@ class Plateau(Configured, Callback):
         Smallest relative change that counts as an improvement.
     mode : {"min", "max"} or None
         Whether smaller or larger is better; None: as the metric says (`nn.metrics.direction`).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(3, 2), (3,)), nn.CrossEntropyLoss(), nn.SGD(lr=0.1))
+    >>> x, y = np.eye(3), np.array([0, 1, 1])
+    >>> plateau = nn.callbacks.Plateau(lr=0.1, patience=2, metric="validation_loss")
+    >>> training = nn.fit(trainer, (x, y), 3, plateau, validation=(x, y))
+    >>> plateau(0)
+    0.1
     """
 
     constraints = {
@@ -109,6 +120,12 @@ class MomentumCorrection(Callback):
     Parameters
     ----------
     schedule : callable (step) -> rate
+
+    Examples
+    --------
+    >>> import nn
+    >>> schedule = nn.schedules.Warmup(nn.schedules.Constant(1.0), steps=5)
+    >>> callbacks = [nn.callbacks.MomentumCorrection(schedule)]  # with nn.fit(..., schedule=schedule)
     """
 
     def __init__(self, schedule: Schedule):
@@ -154,6 +171,13 @@ def parse(
     ------
     ValueError
         The message says which part of the text is wrong, and what it may be.
+
+    Examples
+    --------
+    >>> import nn
+    >>> schedule, callbacks = nn.schedules.parse("cosine:warmup=1", 0.1, epochs=5, steps_per_epoch=10)
+    >>> round(schedule(10), 3), callbacks
+    (0.1, [])
     """
     name, parts = option_strings.split(text)
     try:

@@ -86,6 +86,17 @@ class NonFiniteLoss(ArithmeticError):
     ----------
     samples : list of int
         Indices in the global batch of the samples that have such a value; empty where they are not known.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(2, 1), (2,)), nn.MSELoss(), nn.SGD())
+    >>> try:
+    ...     trainer.step(np.array([[np.inf, 1.0]], "f4"), np.array([[1.0]], "f4"))
+    ... except nn.NonFiniteLoss as error:
+    ...     print(error.samples)
+    [0]
     """
 
     def __init__(self, message: str, samples: Sequence[int] = ()):
@@ -146,7 +157,7 @@ class Trainer(Closed):
     --------
     >>> import nn, numpy as np
     >>> network = nn.Network(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), (4,))
-    >>> trainer = Trainer(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.1))
+    >>> trainer = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.1))
     >>> x, y = np.eye(4, dtype=np.float32), np.array([0, 1, 2, 0])
     >>> losses = [trainer.step(x, y) for _ in range(100)]
     >>> losses[-1] < losses[0], trainer.predict(x).shape, trainer.steps
@@ -538,7 +549,7 @@ class Trainer(Closed):
         Examples
         --------
         >>> import nn, numpy as np
-        >>> trainer = Trainer(nn.Network(nn.Linear(2, 2), (2,)), nn.CrossEntropyLoss(), nn.SGD())
+        >>> trainer = nn.Trainer(nn.Network(nn.Linear(2, 2), (2,)), nn.CrossEntropyLoss(), nn.SGD())
         >>> sorted(trainer.evaluate(np.eye(2), [0, 1]))
         ['accuracy', 'loss']
         """

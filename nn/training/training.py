@@ -32,6 +32,16 @@ class Training(Closed):
         Epochs and steps that the trainer had made before this run: the order of samples continues from there.
     restored : int or None
         The epoch whose state a callback has restored after training; None: the trainer's is that of the last epoch.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.Linear(3, 2), (3,)), nn.CrossEntropyLoss(), nn.SGD(lr=0.1))
+    >>> x, y = np.eye(3), np.array([0, 1, 1])
+    >>> training = nn.fit(trainer, (x, y), epochs=2, batch=3)
+    >>> training.epoch, training.step, sorted(training.history[0])
+    (2, 2, ['epoch', 'images_per_second', 'loss', 'lr', 'seconds', 'step'])
     """
 
     trainer: Trainer
@@ -92,7 +102,8 @@ class Callback:
 
     Examples
     --------
-    >>> class Losses(Callback):
+    >>> import nn
+    >>> class Losses(nn.Callback):
     ...     def on_epoch(self, training, record):
     ...         print(record["epoch"], record["loss"])
     """

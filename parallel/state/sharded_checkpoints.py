@@ -29,6 +29,20 @@ class ShardedCheckpoints(Checkpoints):
     ----------
     directory, keep, facts
         As of nn.Checkpoints.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> import tempfile
+    >>> directory = communicator.bcast(tempfile.mkdtemp() if communicator.rank == 0 else None)
+    >>> checkpoints = parallel.ShardedCheckpoints(directory)
+    >>> trainer = parallel.ZeRO1(network, loss, optimizer, communicator)
+    >>> keep = nn.KeepCheckpoints(checkpoints, best=None)
+    >>> training = nn.fit(trainer, (x, y), 1, keep, batch=4)
+    >>> checkpoints.load()[1]["epoch"]
+    1
+    >>> trainer.close()
     """
 
     def open(self, entry: dict) -> LazyState:

@@ -53,6 +53,12 @@ def check_strategy(
     ------
     AssertionError
         On some rank: what is wrong, with the name of the trainer.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> parallel.check_strategy(parallel.ZeRO1, communicator)
     """
     case = _Case(make, communicator, network or _network, optimizer or _optimizer)
     if communicator.size < 2:

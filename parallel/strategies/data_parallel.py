@@ -117,6 +117,22 @@ def DistributedDataParallel(
         Too little memory that ranks of a node can share.
     ReplicaError
         If ranks were given different networks, losses, optimizers, methods or numbers of shards.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpi4py import MPI
+    >>> import nn, parallel
+    >>> from collectives import Communicator
+    >>> communicator = Communicator(MPI.COMM_WORLD)
+    >>> network = nn.Network(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), (4,))
+    >>> loss, optimizer = nn.CrossEntropyLoss(), nn.SGD(lr=0.1)
+    >>> x, y = np.eye(4), np.array([0, 1, 0, 1])
+    >>> trainer = parallel.DistributedDataParallel(network, loss, optimizer, communicator)
+    >>> training = nn.fit(trainer, (x, y), epochs=2, batch=4)
+    >>> len(training.history)
+    2
+    >>> trainer.close()
     """
     from parallel.mesh import Mesh
     from parallel.passes.forward_backward import ForwardBackward
@@ -148,6 +164,15 @@ def StaleDataParallel(
         A delay below 0; statistics over all ranks; options of DistributedDataParallel where there is a delay.
     ReplicaError
         If ranks were given different networks, losses, optimizers or delays.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> trainer = parallel.StaleDataParallel(network, loss, optimizer, communicator, delay=1)
+    >>> len(nn.fit(trainer, (x, y), epochs=2, batch=4).history)
+    2
+    >>> trainer.close()
     """
     from parallel.mesh import Mesh
     from parallel.passes.forward_backward import ForwardBackward

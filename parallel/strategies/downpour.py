@@ -92,6 +92,15 @@ def Downpour(
         layers or stages that cannot be dealt out so; a schedule that is never flushed.
     ReplicaError
         If ranks were given different networks, losses, optimizers or settings.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> trainer = parallel.Downpour(network, loss, optimizer, communicator)
+    >>> len(nn.fit(trainer, (x, y), epochs=2, batch=4).history)
+    2
+    >>> trainer.close()
     """
     from parallel.sync.asynchronous.served import Asynchronous
     from parallel.trainer import DistributedTrainer

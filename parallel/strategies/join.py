@@ -38,6 +38,18 @@ def join(batches: Iterable, communicator) -> Iterator[tuple[np.ndarray, np.ndarr
     ------
     ValueError
         On all ranks: batches of different shapes or dtypes, or x and y of different lengths; the message names ranks.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> trainer = parallel.DistributedDataParallel(network, loss, optimizer, communicator)
+    >>> own = [(x.astype(np.float32), y)] * (1 + communicator.rank)  # rank 1 has more batches
+    >>> for images, targets, total in parallel.join(own, communicator):
+    ...     value = trainer.step(images, targets, total)
+    >>> trainer.steps == communicator.size
+    True
+    >>> trainer.close()
     """
     rank = communicator.Get_rank()
     batches = iter(batches)

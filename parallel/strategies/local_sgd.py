@@ -88,6 +88,15 @@ def LocalSGD(
         out so; a schedule that is never flushed.
     ReplicaError
         If ranks were given different networks, losses, optimizers or settings.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> trainer = parallel.LocalSGD(network, loss, optimizer, communicator, every=2)
+    >>> len(nn.fit(trainer, (x, y), epochs=2, batch=4).history)
+    2
+    >>> trainer.close()
     """
     from parallel.sync.replicas import Averaged
 
@@ -130,6 +139,15 @@ def DiLoCo(
     ------
     ValueError, ReplicaError
         As for LocalSGD.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> trainer = parallel.DiLoCo(network, loss, optimizer, communicator, every=2)
+    >>> len(nn.fit(trainer, (x, y), epochs=2, batch=4).history)
+    2
+    >>> trainer.close()
     """
     from nn.optim.optimizers import SGD
     from parallel.sync.replicas import Outer
@@ -171,6 +189,15 @@ def EASGD(
         As for LocalSGD; replicas and centre that would overshoot each other.
     ReplicaError
         As for LocalSGD.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> trainer = parallel.EASGD(network, loss, optimizer, communicator)
+    >>> len(nn.fit(trainer, (x, y), epochs=2, batch=4).history)
+    2
+    >>> trainer.close()
     """
     from parallel.sync.replicas import Elastic
 

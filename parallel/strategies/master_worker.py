@@ -36,6 +36,15 @@ def DataParallel(
     evaluation too. Their parameters are those of the last broadcast, and they have no moments. With virtual `shards`
     the ranks compute the outputs of one each, and so its gradients; the master computes the loss of each, and gets
     gradients and losses as the tree adds them.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> trainer = parallel.DataParallel(network, loss, optimizer, communicator)
+    >>> len(nn.fit(trainer, (x, y), epochs=2, batch=4).history)
+    2
+    >>> trainer.close()
     """
     from parallel.mesh import Mesh
     from parallel.passes.dealt import Dealt

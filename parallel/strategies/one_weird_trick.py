@@ -74,6 +74,18 @@ def OneWeirdTrick(
         A network without two such parts, or whose linear layers cannot be shared by so many ranks.
     ReplicaError
         If ranks were given different networks, losses or optimizers.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> images = np.zeros((4, 8, 8, 1), np.float32)
+    >>> layers = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+    >>> network = nn.Network(layers, (8, 8, 1))
+    >>> trainer = parallel.OneWeirdTrick(network, loss, optimizer, communicator)
+    >>> len(nn.fit(trainer, (images, y), epochs=2, batch=4).history)
+    2
+    >>> trainer.close()
     """
     from parallel.mesh import Mesh
     from parallel.strategies.weird_trick_pass import WeirdTrick

@@ -120,6 +120,15 @@ def ParameterServer(
         stages that cannot be dealt out so; a schedule that is never flushed.
     ReplicaError
         If ranks were given different networks, losses, optimizers, servers or methods.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> trainer = parallel.ParameterServer(network, loss, optimizer, communicator)
+    >>> len(nn.fit(trainer, (x, y), epochs=2, batch=4).history)
+    2
+    >>> trainer.close()
     """
     from parallel.mesh import agree
     from parallel.passes.virtual_shards import VirtualShards

@@ -79,6 +79,15 @@ def Sandblaster(
         Another optimizer; a layer that is another function every time; shards that there are no ranks for.
     ReplicaError
         If ranks were given different networks, losses, optimizers or settings.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> trainer = parallel.Sandblaster(network, loss, parallel.QuasiNewton(), communicator, place="workers")
+    >>> len(nn.fit(trainer, (x, y), epochs=2, batch=4).history)
+    2
+    >>> trainer.close()
     """
     from parallel.strategies.line_search import LineSearchTrainer
 

@@ -70,6 +70,15 @@ def TensorParallel(
         Heads that cannot be dealt out, or nothing that can be shared: which numbers of ranks would do.
     ReplicaError
         If ranks were given different networks, losses or optimizers.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> trainer = parallel.TensorParallel(network, loss, optimizer, communicator)
+    >>> len(nn.fit(trainer, (x, y), epochs=2, batch=4).history)
+    2
+    >>> trainer.close()
     """
     from parallel.mesh import Mesh
     from parallel.strategies.context.strategy import SequenceParts

@@ -87,6 +87,15 @@ def ZeRO1(
         LAMB or clipping by norms.
     OSError
         On all ranks, if the directory has too little room on one.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> trainer = parallel.ZeRO1(network, loss, optimizer, communicator)
+    >>> len(nn.fit(trainer, (x, y), epochs=2, batch=4).history)
+    2
+    >>> trainer.close()
     """
     given = network, loss, optimizer, communicator, seed
     return _zero(1, "ZeRO1", *given, compressor, shards, unit_bytes, offload, None)
@@ -98,6 +107,15 @@ def ZeRO2(
     """Gradients are sharded too: a unit's are reduced as soon as they are finished, then its memory serves the next.
 
     Between nodes a unit's are on their way while the next one computes. Parameters are those of ZeRO1.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> trainer = parallel.ZeRO2(network, loss, optimizer, communicator)
+    >>> len(nn.fit(trainer, (x, y), epochs=2, batch=4).history)
+    2
+    >>> trainer.close()
     """
     given = network, loss, optimizer, communicator, seed
     return _zero(2, "ZeRO2", *given, compressor, shards, unit_bytes, offload, None)
@@ -128,6 +146,15 @@ def FullyShardedDataParallel(
         How many units are gathered ahead, while others compute; None for 1 between nodes, and 0 on a node, where the
         cores that would copy are busy computing. Memory for prefetch + 1 units is needed. A unit that is still there
         when backward begins is not gathered again.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> trainer = parallel.FullyShardedDataParallel(network, loss, optimizer, communicator)
+    >>> len(nn.fit(trainer, (x, y), epochs=2, batch=4).history)
+    2
+    >>> trainer.close()
     """
     given = network, loss, optimizer, communicator, seed
     return _zero(3, "FullyShardedDataParallel", *given, compressor, shards, unit_bytes, offload, prefetch)

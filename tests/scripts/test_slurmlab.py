@@ -169,6 +169,22 @@ def test_one_node_and_two_learn_the_same(cluster, site):
 @needs_slurm
 @needs_wheel
 @needs_site
+@pytest.mark.exhaustive
+def test_the_acceptance_test_of_two_nodes_under_srun(cluster, site):
+    command = ["srun", "--mpi=pmix", "--nodes=2", "--ntasks-per-node=1", ".venv-site/bin/python", "-m", "mpi4py"]
+    status, said = cluster.run(*command, "scripts/doctor.py", "--seconds", 1, "--json", "doctor.json")
+    assert status == 0, said
+    record = json.loads((cluster.directory / "doctor.json").read_text())
+    assert [rank["host"] for rank in record["ranks"]] == ["h1", "h2"]
+    found = {finding["check"]: finding for finding in record["findings"]}
+    assert {"hello", "directory", "collectives", "training"} <= found.keys()
+    assert found["directory"]["text"].startswith("all hosts see")
+    assert found["training"]["text"].startswith("on 1 and 2 ranks: the same bits")
+
+
+@needs_slurm
+@needs_wheel
+@needs_site
 @pytest.mark.exhaustive  # half a minute, and a minute: Slurm looks every 30 s
 def test_at_the_time_limit_a_job_goes_back_and_on_and_cancelled_it_does_not(cluster, site):
     """Slurm looks for jobs near their limit every 30 s; both templates wait at once."""

@@ -183,6 +183,17 @@ def ContextParallel(
         A network that cannot be cut so: which layer, and what would do. A compressor that keeps something, with shards.
     ReplicaError
         If ranks were given different networks, losses or optimizers.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> ids = np.zeros((4, 8), int)
+    >>> network = nn.models.build("transformer:16,2,1", (8,), 32)
+    >>> trainer = parallel.ContextParallel(network, loss, optimizer, communicator)
+    >>> len(nn.fit(trainer, (ids, ids), epochs=2, batch=4).history)
+    2
+    >>> trainer.close()
     """
     mesh = Mesh(communicator, context=context or communicator.size)
     sync = gradient_sync(mesh, **sync)

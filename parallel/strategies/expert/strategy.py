@@ -68,6 +68,17 @@ def ExpertParallel(
         A network without experts, or numbers of them that the ranks do not divide: which would do.
     ReplicaError
         If ranks were given different networks, losses or optimizers.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> ids = np.zeros((4, 8), int)
+    >>> network = nn.models.build("transformer:16,2,1,experts=2", (8,), 32)
+    >>> trainer = parallel.ExpertParallel(network, loss, optimizer, communicator)
+    >>> len(nn.fit(trainer, (ids, ids), epochs=2, batch=4).history)
+    2
+    >>> trainer.close()
     """
     from parallel.mesh import Mesh
     from parallel.strategies.context.strategy import SequenceParts

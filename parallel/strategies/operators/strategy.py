@@ -135,6 +135,18 @@ def SpatialParallel(
         with shards.
     ReplicaError
         If ranks were given different networks, losses or optimizers.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> images = np.zeros((4, 8, 8, 1), np.float32)
+    >>> layers = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.GlobalAvgPool2d(), nn.Linear(4, 2))
+    >>> network = nn.Network(layers, (8, 8, 1))
+    >>> trainer = parallel.SpatialParallel(network, loss, optimizer, communicator)
+    >>> len(nn.fit(trainer, (images, y), epochs=2, batch=4).history)
+    2
+    >>> trainer.close()
     """
     return _make_trainer("space", "SpatialParallel", network, loss, optimizer, communicator, seed, space, **sync)
 
@@ -157,6 +169,18 @@ def BranchParallel(
         A network without branches. A compressor that keeps something, with shards.
     ReplicaError
         If ranks were given different networks, losses or optimizers.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> images = np.zeros((4, 8, 8, 1), np.float32)
+    >>> branches = nn.Parallel(nn.Conv2d(1, 2, 1), nn.Conv2d(1, 2, 3, padding=1))
+    >>> network = nn.Network(nn.Sequential(branches, nn.GlobalAvgPool2d(), nn.Linear(4, 2)), (8, 8, 1))
+    >>> trainer = parallel.BranchParallel(network, loss, optimizer, communicator)
+    >>> len(nn.fit(trainer, (images, y), epochs=2, batch=4).history)
+    2
+    >>> trainer.close()
     """
     return _make_trainer("branch", "BranchParallel", network, loss, optimizer, communicator, seed, branch, **sync)
 

@@ -97,6 +97,15 @@ def Pipeline(
         What cannot be: see `placement.place`; ranks that `data` does not divide.
     ReplicaError
         Ranks that were given different networks, losses, optimizers or schedules.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> trainer = parallel.Pipeline(network, loss, optimizer, communicator, schedule="1f1b", micro_batches=2)
+    >>> len(nn.fit(trainer, (x, y), epochs=2, batch=4).history)
+    2
+    >>> trainer.close()
     """
     from parallel.mesh import Mesh
     from parallel.strategies.context.strategy import SequenceParts
@@ -153,6 +162,15 @@ def PipeDream(
     ValueError
         As for Pipeline; replicas that are not as many as the ranks; arrays that stages share; clipping by the global
         norm.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> trainer = parallel.PipeDream(network, loss, optimizer, communicator, mini_batches=2)
+    >>> len(nn.fit(trainer, (x, y), epochs=2, batch=4).history)
+    2
+    >>> trainer.close()
     """
     from parallel.mesh import Mesh
     from parallel.strategies.pipeline.pipedream import PipeDreamPass

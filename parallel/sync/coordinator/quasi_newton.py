@@ -29,6 +29,14 @@ class QuasiNewton(Optimizer):
     ------
     ValueError
         Clipping or weight decay, with which the gradient would not be that of the loss that is searched.
+
+    Examples
+    --------
+    With names as in the example of `DistributedDataParallel`:
+
+    >>> optimizer = parallel.QuasiNewton(history=5)
+    >>> optimizer.history
+    5
     """
 
     lr: float = 1.0
