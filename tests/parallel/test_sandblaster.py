@@ -347,6 +347,8 @@ def test_bad_input_is_refused():
         Sandblaster(network(), loss, nn.SGD(0.1))
     with pytest.raises(ValueError, match="leave out clip, weight_decay and rates"):
         QuasiNewton(weight_decay=0.1)
+    with pytest.raises(ValueError, match="freeze nothing"):
+        Sandblaster(network(), loss, QuasiNewton()).freeze("0")
     with pytest.raises(ValueError, match="history must be at least 1"):
         QuasiNewton(history=0)
     with pytest.raises(ValueError, match="chunk must be at least 1 sample, given 0"):
