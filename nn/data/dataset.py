@@ -9,6 +9,7 @@ mean and standard deviation are folded. Gathering and converting a batch costs a
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -175,9 +176,17 @@ class Dataset(Closed):
         super().__init_subclass__(**options)
         if "__getitem__" in vars(cls) and "batch" not in vars(cls):
             raise TypeError(
-                f"{cls.__name__}: a Loader reads through batch(indices) -> (x, y), and never calls __getitem__: define "
-                "that, or give nn.Loader a transform"
+                f"{cls.__name__}: a Loader reads through batch(indices, dtype=None) -> (x, y), and never calls "
+                "__getitem__: define that, or give nn.Loader a transform"
             )
+        for name, argument in (("batch", "indices"), ("convert", "x"), ("targets", "y")):
+            try:
+                inspect.signature(getattr(cls, name)).bind(None, None, None)  # self, the argument, and dtype
+            except TypeError:
+                raise TypeError(
+                    f"{cls.__name__}.{name}: a Loader calls {name}({argument}, dtype), with the dtype of its batches: "
+                    f"def {name}(self, {argument}, dtype=None)"
+                ) from None
 
     def __getitem__(self, index):
         """Return (x, y) of one sample, or of several for a slice or an index array, converted as in a batch."""

@@ -22,6 +22,12 @@ def numbered(n, shape=(3,)):
 sizes = {"n": st.integers(1, 60), "seed": st.integers(0, 5), "epoch": st.integers(0, 9)}
 
 
+@pytest.mark.parametrize("name", ["batch", "convert", "targets"])
+def test_a_data_set_of_ones_own_whose_method_takes_no_dtype_is_refused_where_it_is_defined(name):
+    with pytest.raises(TypeError, match=rf"Own.{name}: a Loader calls {name}\(\w+, dtype\).*dtype=None\)"):
+        type("Own", (Dataset,), {name: lambda self, some: Dataset.batch(self, some)})
+
+
 class Interrupted:
     """A data set; where its targets are read another thread's call comes first."""
 
