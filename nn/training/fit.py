@@ -55,7 +55,8 @@ INSTEAD = {  # what to write for arguments of other libraries
 }
 
 
-Arguments, Result = ParamSpec("Arguments"), TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 def _data_in_one_argument(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
