@@ -197,11 +197,9 @@ class Mailbox:
         if peer not in self.buffers or len(self.buffers[peer]) < size:
             self.buffers[peer] = np.zeros(size, np.uint8)
         buffer = self.buffers[peer][:size]
-        head = buffer[:HEAD_BYTES].view(np.float64)
-        head[0] = self.kinds.index(message.kind)
-        head[1:3] = self.number_of[message.sender], self.number_of[message.receiver]
-        head[3] = len(message.header)
-        head[4 : 4 + len(message.header)] = message.header
+        names = self.kinds.index(message.kind), self.number_of[message.sender], self.number_of[message.receiver]
+        head = *names, len(message.header), *message.header
+        buffer[: 8 * len(head)].view(np.float64)[:] = head
         if array is not None:
             buffer[HEAD_BYTES:] = array.view(np.uint8)
         self.sending[peer] = self.communicator.Isend(buffer, peer)
@@ -286,10 +284,9 @@ class Mailbox:
         return True
 
     def _decode(self, buffer: np.ndarray) -> Message:
-        head = buffer[:HEAD_BYTES].view(np.float64)
-        kind, sender, receiver, numbers = (int(value) for value in head[:4])
-        header = tuple(head[4 : 4 + numbers].tolist())
-        return Message(self.kinds[kind], self.roles[sender], self.roles[receiver], header, buffer[HEAD_BYTES:])
+        kind, sender, receiver, numbers, *header = buffer[:HEAD_BYTES].view(np.float64).tolist()
+        roles = self.roles[int(sender)], self.roles[int(receiver)]
+        return Message(self.kinds[int(kind)], *roles, tuple(header[: int(numbers)]), buffer[HEAD_BYTES:])
 
     def _name(self) -> str:
         roles = ", ".join(f"{name} {number}" for name, number in self.handlers)
