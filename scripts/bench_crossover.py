@@ -37,7 +37,7 @@ from parallel.strategies.context.cutting import cut
 from parallel.strategies.context.strategy import context_degrees
 
 FEATURES, ITEM = 128, 4
-LENGTHS, HEADS = (256, 1024, 4096), (1, 2, 4)
+LENGTHS, HEADS = (256, 1024, 2048, 4096), (1, 2, 4)
 LABS = ((2, 100), (2, 1000), (4, 100), (4, 1000))  # hosts, Mbit/s
 POSITIONS = (256, 4096)  # of a rank, that choose two experts each
 RUNS, REST = 7, 4e-3  # a bucket of the lab's cables is full again then
