@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nn.arguments import SIZE
 from nn.core.layer import Layer
 from nn.core.network import all_layers
 from nn.tables import text_table
@@ -181,6 +182,7 @@ def profile(
     Rows "loss" and "optimizer" follow. The trainer's parameters and moments are put back. Each layer is timed alone, so
     the sum is what the step costs without what happens between layers.
     """
+    SIZE("profile: repeats", repeats)
     before = trainer.snapshot()
     spent: dict[str, LayerTime] = {}
     inner = [0.0]  # for each call that runs: time spent in calls inside it

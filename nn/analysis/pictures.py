@@ -106,6 +106,8 @@ def units(weights: np.ndarray, most: int = 64, columns: int = 8, title: str = "w
 
 def histograms(distributions: Sequence[Distribution], columns: int = 4, title: str = "distributions"):
     """Draw a histogram for each layer or parameter."""
+    if not distributions:
+        raise ValueError("histograms: there are none to show")
     rows = -(-len(distributions) // columns)
     figure, axes = _figure(2.2 * columns, 1.5 * rows, rows, min(columns, len(distributions)))
     for i, ax in enumerate(np.atleast_1d(axes).reshape(-1)):
@@ -128,7 +130,7 @@ def regions(xs: np.ndarray, ys: np.ndarray, classes: np.ndarray, x: np.ndarray, 
     from matplotlib.colors import ListedColormap
 
     figure, ax = _figure(5.4, 4.6)
-    last, shades = max(int(classes.max()), int(target.max())), len(COLOURS)
+    last, shades = max(int(classes.max()), int(target.max(initial=0))), len(COLOURS)
     colours = {"cmap": ListedColormap([COLOURS[i % shades] for i in range(last + 1)]), "vmin": -0.5, "vmax": last + 0.5}
     ax.imshow(classes, extent=(xs[0], xs[-1], ys[0], ys[-1]), origin="lower", alpha=0.35, aspect="auto", **colours)
     for i in range(last + 1):

@@ -214,3 +214,12 @@ def test_pictures_of_filters_and_of_im2col(tmp_path):
         pictures.filters(np.zeros((3, 3)))
     with pytest.raises(ValueError, match=r"im2col: expected an image \(H, W\) of at least \(3, 3\), given \(2, 5\)"):
         pictures.im2col(np.zeros((2, 5)), (3, 3))
+
+
+def test_nothing_to_show_or_to_repeat(tmp_path):
+    with pytest.raises(ValueError, match="histograms: there are none to show"):
+        pictures.histograms([])
+    axis, classes = np.linspace(0, 1, 5), np.zeros((5, 5), int)
+    assert saved(pictures.regions(axis, axis, classes, np.zeros((0, 2)), np.zeros(0, int)), tmp_path / "g.png")
+    with pytest.raises(ValueError, match="profile: repeats must be at least 1, given 0"):
+        inspection.profile(make_trainer(), *data(), repeats=0)
