@@ -139,7 +139,8 @@ def regions(xs: np.ndarray, ys: np.ndarray, classes: np.ndarray, x: np.ndarray, 
             ax.scatter(*x[members].T, s=16, edgecolors="white", linewidths=0.4, label=f"class {i}", **look)
     ax.set(xlabel="first input", ylabel="second input")
     ax.locator_params(nbins=6)
-    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
+    if len(target):
+        ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
     _title(ax, "decision regions: what the network says, and samples")
     return figure
 
