@@ -98,6 +98,36 @@ def test_links_lead_somewhere(document):
     assert lost == []
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as Sphinx and GitHub make them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_into_pages_name_a_heading(document):
+    links = re.findall(r"\]\(((?!https:)[^)#]*)#([^)]+)\)", read(document))
+    pages = [((ROOT / document).parent / target if target else ROOT / document, anchor) for target, anchor in links]
+    assert [f"{page.name}#{anchor}" for page, anchor in pages if anchor not in anchors(page)] == []
+
+
+@pytest.mark.parametrize("document", [page for page in PAGES if page.startswith("docs/systems/")])
+def test_papers_are_links(document):
+    """Where a page first names a paper, it leads to it."""
+    text = re.sub(r"^(```.*?^```|#.*|!\[.*)$", "", read(document), flags=re.DOTALL | re.MULTILINE)
+    papers = set(re.findall(r"[A-Z][\w-]+ et al\. (?:19|20)\d\d", text))
+    linked = set(re.findall(r"([A-Z][\w-]+ et al\.\s(?:19|20)\d\d)\]\(https://", text))
+    assert papers <= {paper.replace("\n", " ") for paper in linked}
+
+
+def test_the_page_of_a_system_leads_to_its_notebook():
+    rows = re.findall(
+        r"\(\.\./notebooks/(\w+)\.ipynb\).*\]\((systems/\w+\.md)\) \|$", read("docs/course.md"), re.MULTILINE
+    )
+    assert len(rows) > 10
+    assert [row for row in rows if f"(../../notebooks/{row[0]}.ipynb)" not in read(f"docs/{row[1]}")] == []
+
+
 def test_every_page_is_reached_from_the_first():
     """By the trees of contents, as Sphinx follows them."""
     reached, waiting = set(), ["docs/index.md"]
