@@ -30,7 +30,8 @@ class DataOptions:
     limit: int | None = option(None, "use at most that many samples of each split")
     validation: float = option(
         0.1,
-        "training samples held out to choose by: a share below 1, or their number; 0 for none, and nothing chooses "
+        "training samples held out to choose by: a share below 1, or their number; 0 disables "
+        "validation and model selection "
         "(not used by data with a validation split of its own)",
         everyday=True,
     )

@@ -66,7 +66,7 @@ TEXTS = ("stdlib", "tinyshakespeare", "text:")  # how the names of data sets beg
 
 
 def check(options: Options) -> None:
-    """Refuse numbers out of range, and options that do not go together."""
+    """Refuse numbers out of range, and options that cannot be combined."""
     for rule in OF_AUTO if options.strategy_name == AUTO else OF_OPTIONS:
         rule(options)
 
@@ -110,7 +110,7 @@ def _exclusive_sums(options: Options) -> None:
         if getattr(options, name) and (given := changed(options, others)):
             why = STRATEGIES[options.strategy_name].supports.why_not(None, given[0], name)
             raise OptionError(
-                f"{flag(given[0])} does not go with {flag(name)}{': ' * bool(why)}{why}: leave one of them out"
+                f"{flag(given[0])} cannot be combined with {flag(name)}{': ' * bool(why)}{why}: leave one of them out"
             )
 
 
@@ -172,7 +172,7 @@ def _strategy(options: Options) -> None:
     """What a strategy, or one that lets gradients be late, does not support, and what its own file refuses."""
     for name in OPTIONS:
         if changed(options, [name]) and (why := axes.supported(options).why_not(None, name)):
-            raise OptionError(f"{flag(name)} does not go with {_strategy_flags(options)}: {why}")
+            raise OptionError(f"{flag(name)} cannot be combined with {_strategy_flags(options)}: {why}")
     if own := STRATEGIES[options.strategy_name].check_options:
         own(options)
 
@@ -391,11 +391,11 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
         from parallel.sync import compression
 
         if why := can.why_not(options.compress):
-            raise OptionError(f"--compress {options.compress} does not go with {flags}: {why}")
+            raise OptionError(f"--compress {options.compress} cannot be combined with {flags}: {why}")
         compression.parse(options.compress).check(optimizer)
     if network.mixed and ranks != 0 and (why := can.why_not(None, "mixed")):
         others = ", ".join(name for name, other in STRATEGIES.items() if other.supports.mixed)
-        raise OptionError(f"--dtype mixed does not go with {flags}: {why}: use {others}")
+        raise OptionError(f"--dtype mixed cannot be combined with {flags}: {why}: use {others}")
     readers = strategy.check(options, ranks, network, optimizer) if strategy.check else None
     if not ranks or strategy.searches:
         return 1

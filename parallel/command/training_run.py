@@ -327,7 +327,7 @@ def describe_splits(data: nn.data.Data) -> str:
     """How many samples are for what."""
     train, test = f"{len(data.train):,} training", f"{len(data.test):,} test samples"
     if data.validation is None:
-        return f"{train} and {test}; no validation data, so nothing chooses and the last epoch counts"
+        return f"{train} and {test}; no validation data, so the last epoch counts"
     return f"{train}, {len(data.validation):,} validation and {test}"
 
 

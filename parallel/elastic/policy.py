@@ -91,9 +91,11 @@ def check_options(options) -> None:
     flags = f"--strategy {options.strategy}{f' --consistency {options.consistency}' * options.late}"
     others = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.supports.elastic)
     if why := axes.supported(options).why_not(None, "elastic"):
-        raise OptionError(f"--elastic does not go with {flags}: {why}: use {others}")
+        raise OptionError(f"--elastic cannot be combined with {flags}: {why}: use {others}")
     if axes.is_pipeline(options) and schedule(options).name == "pipedream":
-        raise OptionError("--elastic does not go with --pipeline pipedream: weights of several steps are in its stages")
+        raise OptionError(
+            "--elastic cannot be combined with --pipeline pipedream: weights of several steps are in its stages"
+        )
     for name, values, why in (
         ("compress", None, "what a rank has left out so far is lost with it"),
         ("allreduce", ("shared",), "what dies in it leaves sums half made"),
@@ -101,7 +103,7 @@ def check_options(options) -> None:
         ("find_lr", None, "trying rates makes no run"),
     ):
         if changed(options, [name]) and (values is None or getattr(options, name) in values):
-            raise OptionError(f"{flag(name)} does not go with --elastic: {why}: leave one of them out")
+            raise OptionError(f"{flag(name)} cannot be combined with --elastic: {why}: leave one of them out")
 
 
 def check_ranks(options, ranks: int | None) -> None:

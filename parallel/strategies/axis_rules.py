@@ -1,4 +1,4 @@
-"""What does not go with the axes of --mesh, and with --pipeline: before ranks start where it can be known then.
+"""What cannot be combined with the axes of --mesh, and with --pipeline: before ranks start where it can be known then.
 
 `check_options` asks options alone, `check` a network on a number of ranks. Each raises OptionError: which option, what
 is wrong, what to do.
@@ -60,7 +60,7 @@ def _stages(options) -> None:
     _of_axis(options, "pipeline", "stages on different ranks")
     if options.late:
         raise OptionError(
-            f"--consistency {options.consistency} does not go with stages on different ranks: leave it out"
+            f"--consistency {options.consistency} cannot be combined with stages on different ranks: leave it out"
         )
     if options.node_memory == "on":
         raise OptionError("--node-memory on: gradients of stages are summed by messages; leave it out")
@@ -90,12 +90,13 @@ def _replicas(options) -> None:
         return
     if schedule(options).name == "pipedream":
         raise OptionError(
-            f"--pipeline {options.pipeline} does not go with --strategy {options.strategy}: {NEVER_FLUSHED}: use "
+            f"--pipeline {options.pipeline} cannot be combined with --strategy {options.strategy}: "
+            f"{NEVER_FLUSHED}: use "
             "--pipeline 1f1b, or --strategy pipeline"
         )
     if options.accumulate > 1:
         why = STRATEGIES["pipeline"].supports.not_parts
-        raise OptionError(f"--accumulate does not go with stages on different ranks: {why}: leave it out")
+        raise OptionError(f"--accumulate cannot be combined with stages on different ranks: {why}: leave it out")
 
 
 def _same_samples(options) -> None:
@@ -108,7 +109,7 @@ def _same_samples(options) -> None:
     given = axes.mesh(options)
     if others := [name for name, size in given.items() if name not in axes.SAME_SAMPLES[axis].axes and size > 1]:
         raise OptionError(
-            f"--mesh {options.mesh}: the axes {axis} and {others[0]} do not go together: {NOT_BESIDE[others[0]]}: "
+            f"--mesh {options.mesh}: the axes {axis} and {others[0]} cannot be combined: {NOT_BESIDE[others[0]]}: "
             "leave one out"
         )
     _of_axis(options, axis, f"--mesh {options.mesh}")
@@ -124,7 +125,7 @@ def _experts(options) -> None:
 
 
 def _of_axis(options, axis: str, what: str) -> None:
-    """Refuse what does not go with an axis."""
+    """Refuse what cannot be combined with an axis."""
     can = axes.EXPERT if axis == "expert" else axes.SAME_SAMPLES.get(axis) or STRATEGIES[axis].supports
     for name in ("accumulate", "reproducible", "compress", "offload", "consistency"):
         method = options.compress if name == "compress" else None
@@ -133,7 +134,7 @@ def _of_axis(options, axis: str, what: str) -> None:
             why = can.not_compressed
         never = ("consistency",) if axis in axes.SAME_SAMPLES else ("offload", "consistency")
         if changed(options, [name]) and (why or name in never):
-            raise OptionError(f"{flag(name)} does not go with {what}{': ' * bool(why)}{why}: leave it out")
+            raise OptionError(f"{flag(name)} cannot be combined with {what}{': ' * bool(why)}{why}: leave it out")
 
 
 def check(options, ranks: int, network, optimizer) -> int | None:
@@ -228,7 +229,8 @@ def _check_stages(options, ranks: int, network, optimizer) -> int:
         )
     if stale and options.compress:
         raise OptionError(
-            f"--compress does not go with --pipeline {options.pipeline}: replicas of a stage sum their gradients as "
+            f"--compress cannot be combined with --pipeline {options.pipeline}: replicas of a stage "
+            f"sum their gradients as "
             "they are: leave it out"
         )
     _refuse_nothing_sent(options, sizes["data"] * sizes["context"])

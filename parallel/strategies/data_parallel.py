@@ -308,14 +308,17 @@ STRATEGY = Strategy(
     supports=Supports(axes=ALL_AXES, mixed=True, elastic=True),
     options=(ConsistencyOptions, NodeMemoryOptions, MessageOptions),
     consistencies=CONSISTENCIES,
-    late=replace(LOCAL_UPDATE, not_compressed="what is on its way is a sum; use --strategy ps --consistency async"),
+    late=replace(
+        LOCAL_UPDATE, not_compressed="sums in flight cannot be compressed; use --strategy ps --consistency async"
+    ),
     late_values="stale:S",
     public=("DistributedDataParallel", "StaleDataParallel"),
     check_options=check_options,
     check=check,
     cost=cost,
     summary="every rank computes its part of the batch, gradients are summed: in the memory that the ranks of a node "
-    "share, where parameters are there once (of wide `Linear` layers ranks share the inputs x and the gradients gy of "
+    "share, with one shared copy of the parameters (of wide `Linear` layers ranks share the inputs "
+    "x and the gradients gy of "
     "the outputs instead, where these are smaller), then between nodes by messages, in buckets, which can travel "
     "during backprop",
     memory="16 Psi; on one node 4 Psi + 12 Psi/N",

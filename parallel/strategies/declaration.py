@@ -31,10 +31,10 @@ ROUNDED = (
     "what several ranks have whole, with ddp, has to be rounded alike on all, and nothing left out, or it drifts apart"
 )
 NODE_MEMORY = ("auto", "on", "off")
-NOT_COMPRESSED_IN_SHARDS = "what a method keeps of all parameters on every rank is what shards are to save"
+NOT_COMPRESSED_IN_SHARDS = "a method keeps an array of all parameters on every rank, which shards are meant to avoid"
 NOT_STAGES = "a stage would reduce its gradients, and gather its parameters, once for each micro-batch; use zero1"
 UNIT_BYTES = 1 << 20  # of parameters of neighbouring layers that are gathered together, by default
-TREE = "what is added up on one rank and what between them depends on how many there are"
+TREE = "the order of additions depends on the number of ranks"
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Supports:
     local_update: bool = False
 
     def why_not(self, method: str | None = None, *options: str) -> str:
-        """Return why this does not go with a compression method and these of COLUMNS; '' where it does."""
+        """Return why this cannot be combined with a compression method and these of COLUMNS; '' where it does."""
         wanted = (*options, *(["compress"] if method else []))
         for pair, reason in NEVER_TOGETHER.items():
             if set(pair) <= set(wanted):
@@ -94,15 +94,15 @@ class Supports:
         if "accumulate" in wanted and not self.parts:
             return self.not_parts
         if "sync_batch_norm" in wanted and not self.synchronized:
-            return "statistics over all ranks need all of them at one step, and each is at its own"
+            return "statistics over all ranks need all ranks at the same step"
         if "reproducible" in wanted and not self.reproducible:
             if self.local_update:
-                return "what is added up when depends on who comes first, or on how many there are"
+                return "the order of additions depends on the order of arrival or on the number of ranks"
             return self.not_reproducible
         if "mixed" in wanted and not self.mixed:
-            return "no step is skipped by all"
+            return "ranks cannot agree to skip an overflowed step"
         if "elastic" in wanted and not self.elastic:
-            return "what a rank alone has is lost with it"
+            return "state that only one rank has would be lost with it"
         return self.not_compressed if method and method.partition(":")[0] not in self.compress else ""
 
 
@@ -110,8 +110,8 @@ LOCAL_UPDATE = Supports(synchronized=False, compress=(), reproducible=False, ela
 
 # What does not go together under any strategy.
 NEVER_TOGETHER = {
-    ("accumulate", "reproducible"): "virtual shards are micro-batches: use more of them",
-    ("compress", "reproducible"): "what a rank leaves out depends on how many there are",
+    ("accumulate", "reproducible"): "its virtual shards already are micro-batches; raise --reproducible instead",
+    ("compress", "reproducible"): "the part that a rank leaves out depends on the number of ranks",
     (
         "reproducible",
         "sync_batch_norm",

@@ -81,7 +81,8 @@ def gradient_sync(
         raise ValueError(f"ZeRO has the stages 1, 2 and 3, or 0 for nothing in shards; given {stage!r}")
     if compressor and shards:
         raise ValueError(
-            f"{compressor!r} does not work with virtual shards: what a rank leaves out depends on how many there are"
+            f"{compressor!r} does not work with virtual shards: the part that a rank leaves out "
+            f"depends on the number of ranks"
         )
     if shards and mesh.data_group is not mesh:
         raise ValueError(f"virtual shards need a mesh whose only axis is data: {TREE}")

@@ -267,13 +267,11 @@ LOCAL_SGD = Strategy(
     title="Local SGD",
     sources=("Stich 2019", "Kamp et al. 2018 (by drift)"),
     build=build,
-    supports=replace(
-        LOCAL_UPDATE, axes=WITH_PARTS, not_compressed="replicas meet by their parameters, not by gradients"
-    ),
+    supports=replace(LOCAL_UPDATE, axes=WITH_PARTS, not_compressed="replicas average parameters, not gradients"),
     keys=LocalSGDKeys,
     public=("LocalSGD",),
     cost=cost,
-    summary="replicas take the mean of their parameters every so many steps",
+    summary="replicas average their parameters every `every` steps",
     memory="16 Psi",
     traffic="2 Psi a round",
 )
@@ -294,6 +292,6 @@ ELASTIC_AVERAGING = replace(
     sources=("Zhang et al. 2015",),
     keys=EASGDKeys,
     public=("EASGD",),
-    summary="replicas and a centre move towards each other every so many steps",
+    summary="replicas and a centre move towards each other every `every` steps",
     memory="20 Psi",
 )

@@ -98,7 +98,9 @@ STRATEGY = Strategy(
     title="Data parallelism with a master",
     sources=("PyTorch (torch.nn.DataParallel)",),
     build=build,
-    supports=Supports(mixed=True, compress=(), not_compressed="the master gets one sum, made on its way by all ranks"),
+    supports=Supports(
+        mixed=True, compress=(), not_compressed="the master receives one sum, which all ranks add up on the way"
+    ),
     public=("DataParallel",),
     check=check,
     cost=cost,

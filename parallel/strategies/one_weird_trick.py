@@ -124,7 +124,7 @@ STRATEGY = Strategy(
         axes=(),
         mixed=True,
         compress=(),
-        not_compressed="few gradients travel, those of convolutions",
+        not_compressed="only the gradients of convolutions are sent",
         reproducible=False,
         not_reproducible=TREE,
     ),

@@ -182,12 +182,13 @@ def check_workers(options) -> None:
         return
     if options.server_place != "own":
         raise OptionError(
-            f"{axes.shown(options)} does not go with --server-place {options.server_place}: {ON_WORKERS}: use "
+            f"{axes.shown(options)} cannot be combined with --server-place {options.server_place}: {ON_WORKERS}: use "
             "--server-place own"
         )
     if options.elastic:
         raise OptionError(
-            f"--elastic does not go with {axes.shown(options)} beside servers: {AFTER_A_LOSS}: leave one of them out"
+            f"--elastic cannot be combined with {axes.shown(options)} beside servers: "
+            f"{AFTER_A_LOSS}: leave one of them out"
         )
 
 

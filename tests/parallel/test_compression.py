@@ -391,4 +391,4 @@ def test_from_the_command_line(tmp_path, capsys):
     train("--resume", tmp_path / "resumed", "--epochs", 2)
     assert result("resumed")["parameters_sha256"] == straight["parameters_sha256"]
     refused = ["--ranks", "2", "--compress", "topk", "--reproducible", "8"]
-    assert main(refused) == 2 and "--reproducible does not go with --compress" in capsys.readouterr().err
+    assert main(refused) == 2 and "--reproducible cannot be combined with --compress" in capsys.readouterr().err

@@ -124,7 +124,7 @@ def test_a_new_strategy_is_one_file_and_one_entry(tmp_path, monkeypatch):
     assert "line: Data parallelism along a line" in said("scripts/train.py", "--help", "strategies")
     assert "ddp, line, zero1" in " ".join(said("scripts/train.py", "--help").split())
     refused = said("scripts/train.py", "--strategy", "line", "--ranks", "2", "--compress", "fp16", "--limit", "60")
-    assert "--compress fp16 does not go with --strategy line: the line sums" in refused
+    assert "--compress fp16 cannot be combined with --strategy line: the line sums" in refused
     tables = said("-c", "from parallel.strategies import table; print(table.summaries(), table.matrix())")
     assert "| `line` | as `ddp`, summed along a line of ranks |" in tables and "| `line` | data |" in tables
     assert "LineParallel" in said("-c", "import parallel; print(parallel.LineParallel, dir(parallel))")

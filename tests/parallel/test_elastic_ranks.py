@@ -595,8 +595,11 @@ def test_what_cannot_be_is_refused(monkeypatch):
         with pytest.raises(ValueError, match=said):
             Policy.parse(given)
     for given, said in (
-        ("--strategy dp", "does not go with --strategy dp: what a rank alone has is lost with it: use"),
-        ("--strategy owt", "does not go with --strategy owt: what a rank alone has"),
+        (
+            "--strategy dp",
+            "cannot be combined with --strategy dp: state that only one rank has would be lost with it: use",
+        ),
+        ("--strategy owt", "cannot be combined with --strategy owt: what a rank alone has"),
         ("--mesh pipeline=2 --pipeline pipedream", "weights of several steps are in its stages"),
         ("--compress topk:0.1", "what a rank has left out so far"),
         ("--allreduce shared", "what dies in it leaves sums half made"),

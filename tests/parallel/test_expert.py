@@ -314,8 +314,11 @@ def test_rows_are_brought_together_by_expert(ranks):
 def test_options_that_do_not_go_with_the_axis_are_refused():
     model = "transformer:8,4,1,experts=4"
     for more, why in (
-        ({"mesh": "expert=2,space=2"}, "axes space and expert do not go together: .* cut images; use data, pipeline"),
-        ({"mesh": "expert=2", "reproducible": 4}, "--reproducible does not go with .*expert.*depends on how many"),
+        ({"mesh": "expert=2,space=2"}, "axes space and expert cannot be combined: .* cut images; use data, pipeline"),
+        (
+            {"mesh": "expert=2", "reproducible": 4},
+            "--reproducible cannot be combined with .*expert.*depends on how many",
+        ),
         ({"mesh": "expert=2", "strategy": "diloco"}, "--strategy diloco has no axis expert: .* use ddp, zero1, zero2"),
         ({"mesh": "expert=2", "node_memory": "on"}, "summed by messages"),
     ):

@@ -590,7 +590,7 @@ def test_the_figure_is_of_the_test_data_and_of_the_epoch_that_validation_chose(t
 def test_without_validation_data_the_last_epoch_counts(tmp_path):
     args = ["--model", "mlp:64,16,10", "--lr", "1", "--momentum", "0.9", "--epochs", "3", "--validation", "0"]
     said = train(*args, "--out", tmp_path / "run")
-    assert "digits: 1,437 training and 360 test samples; no validation data, so nothing chooses" in said
+    assert "digits: 1,437 training and 360 test samples; no validation data, so the last epoch counts" in said
     assert "test accuracy" in said and "after 3 epochs" in said
     assert result(tmp_path / "run")["chosen_epoch"] == 3
     assert not (tmp_path / "run" / "checkpoints" / "best.npz").exists()
@@ -680,7 +680,7 @@ WRONG = [
         2,
         "--overlap poke has no effect with --node-memory on",
     ),
-    (["--reproducible", "4", "--bucket", "1"], 2, "--bucket does not go with --reproducible"),
+    (["--reproducible", "4", "--bucket", "1"], 2, "--bucket cannot be combined with --reproducible"),
     (["--allreduce", "ring", "--strategy", "fsdp"], 2, "--allreduce has no effect with --strategy fsdp"),
     (["--loss", "mse"], 2, "--loss mse: the targets of digits are classes: use cross-entropy"),
     (["--batch", "1", "--ranks", "2"], 2, "a global batch of 1 samples cannot be cut among 2 ranks"),

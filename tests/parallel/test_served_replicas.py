@@ -377,12 +377,15 @@ def test_workers_that_cannot_be_are_refused(comm):
         ("ps --mesh data=2,tensor=2", "schedules of whole vectors.*: use --consistency async, or ssp:S"),
         ("downpour --mesh data=2,pipeline=2 --server-place workers", "does not serve while .*: use --server-place own"),
         ("downpour --mesh data=2,pipeline=2 --servers 2", "does not make 3 ranks beside 2 that serve.*start 6 ranks"),
-        ("downpour --mesh data=2,pipeline=2 --elastic shrink", "--elastic does not go with --mesh .* beside servers"),
+        (
+            "downpour --mesh data=2,pipeline=2 --elastic shrink",
+            "--elastic cannot be combined with --mesh .* beside servers",
+        ),
         (
             "downpour --mesh data=2,pipeline=2 --pipeline pipedream",
             "no gradient of a step is left: use --pipeline 1f1b",
         ),
-        ("downpour --mesh data=2,pipeline=2 --accumulate 2", "--accumulate does not go with stages .*micro=N"),
+        ("downpour --mesh data=2,pipeline=2 --accumulate 2", "--accumulate cannot be combined with stages .*micro=N"),
         ("downpour --pipeline interleaved:chunks=9", "--pipeline .*: .* too few for 36 stages"),
         ("downpour --pipeline gpipe:micro=99", "99 micro-batches do not fit into the 32 samples"),
         ("ps --mesh data=2,pipeline=2", "schedules of whole vectors.*: use --consistency async, or ssp:S"),
@@ -391,7 +394,10 @@ def test_workers_that_cannot_be_are_refused(comm):
         ("downpour --mesh data=2,space=2", "--strategy downpour has no axis space"),
         ("easgd --mesh data=2,space=2", "--strategy easgd has no axis space"),
         ("diloco --mesh pipeline=2 --pipeline pipedream", "no gradient of a step is left: use --pipeline 1f1b"),
-        ("downpour --mesh data=2,tensor=2 --elastic shrink", "--elastic does not go with --mesh .* beside servers"),
+        (
+            "downpour --mesh data=2,tensor=2 --elastic shrink",
+            "--elastic cannot be combined with --mesh .* beside servers",
+        ),
         ("downpour --tensor width", "--tensor width needs an axis"),
     ],
 )
