@@ -31,7 +31,7 @@ test-all: $(VENV)/.test  ## and those that try the same on more: all sizes, vict
 test-drawn: $(VENV)/.test  ## test, and one in five of those that test-all adds, drawn by the code
 	$(PYTEST) --exhaustive 5
 
-notebooks: $(VENV)/.test  ## run the course, each exercise first unsolved, and then solved
+notebooks: $(VENV)/.test  ## run the course, each exercise unsolved, with wrong answers, and solved
 	$(BIN)/python scripts/course.py
 
 notebook: $(VENV)/.course  ## open the course in Jupyter: the students' notebooks, with gaps

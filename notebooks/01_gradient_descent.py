@@ -31,6 +31,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
+import exercises.descent as exercise
 import nn
 
 # %matplotlib inline
@@ -39,8 +40,8 @@ checks.style()
 # %% [markdown]
 # ## A model with two numbers
 #
-# Forty measurements of $x$ and $y$, and a guess: $y \approx w_0 + w_1 x$. How good is a guess? Square what is missing
-# at every sample, and take half of the mean:
+# Forty measurements of $x$ and $y$, and a guess: $y \approx w_0 + w_1 x$. How good is a guess? Square the error of
+# every sample, and take half of the mean:
 #
 # $$ C(w) = \frac{1}{2N} \sum_{i=1}^{N} (w_0 + w_1 x_i - y_i)^2 . $$
 #
@@ -115,31 +116,17 @@ def gradient(w, X=X, y=y):
     # return ...
     # solution
     return X.T @ (X @ w - y) / len(y)
+    # wrong: it is 40 times what is wanted
+    # return X.T @ (X @ w - y)
+    # wrong: the wrong sign
+    # return X.T @ (y - X @ w) / len(y)
+    # wrong: the gradient of 13 samples
+    # return X.T @ (X @ w - y) / 40
     # end
 
 
 # %%
-def slow_gradient(w, eps=1e-6):
-    """By its definition: move each parameter a little, and see what the cost does."""
-    return np.array([(cost(w + eps * e) - cost(w - eps * e)) / (2 * eps) for e in np.eye(2)])
-
-
-def draw_arrows(got, want):
-    """Both gradients at the same point of the landscape, turned downhill."""
-    _, ax = plt.subplots(figsize=(5.4, 4))
-    landscape(ax)
-    for g, colour, name in ((want, checks.INK, "downhill"), (got, checks.RED, "minus your gradient")):
-        ax.annotate("", here - 0.35 * g, here, arrowprops=dict(arrowstyle="-|>", lw=2.5, color=colour))
-        ax.plot([], [], color=colour, label=name)
-    ax.legend(loc="lower left", frameon=True)
-
-
-for here in (guesses["a"], guesses["b"]):
-    checks.same(checks.call(gradient, here), slow_gradient(here), "the gradient", tolerance=1e-6, draw=draw_arrows)
-half = slice(0, 13)
-wanted = X[half].T @ (X[half] @ here - y[half]) / 13
-checks.same(gradient(here, X[half], y[half]), wanted, "the gradient of 13 samples", draw=draw_arrows)
-checks.right("your gradient is that of the definition, at every place that was tried")
+exercise.check_gradient(gradient, cost, landscape, (guesses["a"], guesses["b"]), X, y)
 
 # %% [markdown]
 # From now on this is our compass. At each point of the landscape it gives one arrow, and minus the gradient stands at a
@@ -196,7 +183,58 @@ plt.show()
 # Too short: it will get there, some day. Too long: every step lands on the other side, higher than before. In between
 # there is an edge: along a direction with curvature $\lambda$ a step multiplies what is missing by $1 - \eta\lambda$,
 # which is larger than 1 in size as soon as $\eta > 2/\lambda$. The steepest direction sets the limit, and the flattest
-# one then has to wait. Keep this picture of a narrow valley: momentum and Adam exist because of it.
+# one then has to wait.
+#
+# **Exercise 2.** The valley has the curvature `flat` along and `steep` across. A step leaves $|1 - \eta\lambda|$ of the
+# error in each direction. For which rate is the larger of the two as small as it can be? (Draw both over $\eta$: where
+# is the lowest point of the upper curve?)
+
+
+# %%
+def best_rate(flat, steep):
+    """The rate for which the slower of both directions is as fast as possible."""
+    # gap: where both leave the same share of the error
+    # return 1 / steep
+    # solution
+    return 2 / (flat + steep)
+    # wrong: is possible
+    # return 2 / steep
+    # wrong: is possible
+    # return 1 / (flat + steep)
+    # end
+
+
+# %%
+exercise.check_best_rate(best_rate)
+
+# %% [markdown]
+# **Exercise 3.** And how many steps does it take until the error in a direction with curvature $\lambda$ is `factor`
+# times smaller than at the start?
+
+
+# %%
+def steps_needed(rate, curvature, factor):
+    """The smallest whole number of steps after which no more than 1/factor of the error is left."""
+    # gap: each step leaves the same share of it
+    # return factor * (1 - rate * curvature)
+    # solution
+    return np.ceil(np.log(factor) / -np.log(abs(1 - rate * curvature)))
+    # wrong: the first time; yours says
+    # return np.ceil(np.log(factor) / (rate * curvature))
+    # wrong: the first time; yours says
+    # return np.ceil(np.log(factor) / -np.log(max(1e-9, 1 - rate * curvature)))
+    # end
+
+
+# %%
+exercise.check_steps_needed(steps_needed)
+flat, steep = curvature
+fastest = best_rate(flat, steep)
+print(f"our valley, error 1,000 times smaller: {steps_needed(0.05, flat, 1000):.0f} steps with rate 0.05, "
+      f"{steps_needed(fastest, flat, 1000):.0f} with the best, {fastest:.2f}")  # fmt: skip
+
+# %% [markdown]
+# Keep this picture of a narrow valley: momentum and Adam exist because of it.
 #
 # ## How many samples does a step look at?
 #
@@ -212,7 +250,7 @@ plt.show()
 # They are one loop. In every epoch: shuffle the samples, cut them into pieces of $B$, take a step for each piece. (The
 # last piece may be smaller. Its gradient is the mean over what it has.)
 #
-# **Exercise 2.** Write that loop.
+# **Exercise 4.** Write that loop.
 
 
 # %%
@@ -228,6 +266,14 @@ def descend(B, rate, epochs, seed=0, w=start):
         for first in range(0, N, B):
             chosen = order[first : first + B]
             path.append(path[-1] - rate * gradient(path[-1], X[chosen], y[chosen]))
+        # wrong: 40 samples in pieces of 7 are 6 steps an epoch; yours takes 5
+        # for first in range(0, N - B + 1, B):
+        #     chosen = order[first : first + B]
+        #     path.append(path[-1] - rate * gradient(path[-1], X[chosen], y[chosen]))
+        # wrong: the path with B = 1
+        # for first in range(0, N, B):
+        #     chosen = slice(first, first + B)
+        #     path.append(path[-1] - rate * gradient(path[-1], X[chosen], y[chosen]))
         # end
     return np.array(path)
 
@@ -318,7 +364,7 @@ assert np.allclose(noise * np.sqrt(sizes), noise[0], rtol=0.15), "the noise fall
 #
 # $$ v \leftarrow \mu v + \nabla C(w), \qquad w \leftarrow w - \eta\, v . $$
 #
-# **Exercise 3.** Write one such step.
+# **Exercise 5.** Write one such step.
 
 
 # %%
@@ -329,6 +375,11 @@ def roll(w, v, rate, mu):
     # solution
     v = mu * v + gradient(w)
     return w - rate * v, v
+    # wrong: 20 steps with momentum
+    # return w - rate * v, mu * v + gradient(w)
+    # wrong: 20 steps with momentum
+    # v = mu * v + (1 - mu) * gradient(w)
+    # return w - rate * v, v
     # end
 
 
@@ -429,7 +480,7 @@ plt.show()
 # Per sample the small batches win by far; per *step* the large batch does not look so bad, and if its 1,293 samples are
 # computed at once on many processors, a step is what takes the time. Which picture is yours depends on your machine.
 #
-# **Exercise 4.** `nn.SGD` is not magic: its step is yours. Take one step by hand, from the weights that a trainer
+# **Exercise 6.** `nn.SGD` is not magic: its step is yours. Take one step by hand, from the weights that a trainer
 # begins with, over one batch. For cross-entropy over softmax the gradient is $X^{\mathsf T}(P - Y)/B$, where row $i$ of
 # $P$ has the model's probabilities, $Y$ a 1 at the right digit; for $b$ it is the column sums of $(P - Y)/B$.
 
@@ -451,6 +502,10 @@ def by_hand(W, b):
     # return W, b
     # solution
     return W - 0.5 * batch.T @ (P - Y) / 32, b - 0.5 * (P - Y).sum(axis=0) / 32
+    # wrong: the step of W: it is 32 times
+    # return W - 0.5 * batch.T @ (P - Y), b - 0.5 * (P - Y).sum(axis=0)
+    # wrong: the step of b
+    # return W - 0.5 * batch.T @ (P - Y) / 32, b - 0.5 * (P - Y).mean()
     # end
 
 

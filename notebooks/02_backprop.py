@@ -34,6 +34,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
+import exercises.backprop as exercise
 import nn
 
 # %matplotlib inline
@@ -295,6 +296,14 @@ def backward(x, y, W2, a1, a2):
     delta2 = (a2 - y) * a2 * (1 - a2) / len(x)  # (1)
     delta1 = delta2 @ W2.T * a1 * (1 - a1)  # (2)
     return x.T @ delta1, delta1.sum(axis=0), a1.T @ delta2, delta2.sum(axis=0)  # (4) (3) (4) (3)
+    # wrong: it is 32 times
+    # delta2 = (a2 - y) * a2 * (1 - a2)
+    # delta1 = delta2 @ W2.T * a1 * (1 - a1)
+    # return x.T @ delta1, delta1.sum(axis=0), a1.T @ delta2, delta2.sum(axis=0)
+    # wrong: dC/db1
+    # delta2 = (a2 - y) * a2 * (1 - a2) / len(x)
+    # delta1 = delta2 @ W2.T
+    # return x.T @ delta1, delta1.sum(axis=0), a1.T @ delta2, delta2.sum(axis=0)
     # end
 
 
@@ -313,7 +322,48 @@ for name, ours, theirs in zip(
 checks.right("the four equations, as four matrix expressions")
 
 # %% [markdown]
-# What has it cost? Both ways, for all 2,260 derivatives of this batch:
+# More layers need no more equations: (2) is used once more for each.
+#
+# **Exercise 2.** Write backward for any number of sigmoid layers, without biases. `activations` has x first, then
+# $a^1$, $a^2$ and so on; so the layer of `weights[l]` has the input `activations[l]` and the output `activations[l +
+# 1]`.
+
+
+# %%
+def backward_deep(y, weights, activations):
+    """dC/dW of every layer, the first layer first, for the mean quadratic cost of a batch."""
+    # gap: (1) for the last layer, then (4) and (2) from layer to layer
+    # delta = (activations[-1] - y) / len(y)
+    # return [a.T @ delta for a in activations[:-1]]
+    # solution
+    a, gradients = activations[-1], []
+    delta = (a - y) * a * (1 - a) / len(y)
+    for W, a in zip(reversed(weights), reversed(activations[:-1]), strict=True):
+        gradients.append(a.T @ delta)
+        delta = delta @ W.T * a * (1 - a)
+    return gradients[::-1]
+    # wrong: the gradient of matrix 1 of 2
+    # a, gradients = activations[-1], []
+    # delta = (a - y) * a * (1 - a) / len(y)
+    # for W, a in zip(reversed(weights), reversed(activations[:-1]), strict=True):
+    #     gradients.append(a.T @ delta)
+    #     delta = delta @ W.T
+    # return gradients[::-1]
+    # wrong: first layer first
+    # a, gradients = activations[-1], []
+    # delta = (a - y) * a * (1 - a) / len(y)
+    # for W, a in zip(reversed(weights), reversed(activations[:-1]), strict=True):
+    #     gradients.append(a.T @ delta)
+    #     delta = delta @ W.T * a * (1 - a)
+    # return gradients
+    # end
+
+
+# %%
+exercise.check_deep(backward_deep)
+
+# %% [markdown]
+# What has it cost? Both ways, for all 2,260 derivatives of the batch:
 
 # %%
 begin = time.perf_counter()
@@ -386,7 +436,7 @@ assert relative(a2, output) < 1e-12
 assert abs(loss - cost(batch, wanted, W1, b1, W2, b2) / 32) < 1e-12 * loss
 
 # %% [markdown]
-# **Exercise 2.** A famous cost makes equation (1) simpler. With the cross-entropy
+# **Exercise 3.** A famous cost makes equation (1) simpler. With the cross-entropy
 # $C = -\sum_j \big[ y_j \ln a_j + (1 - y_j) \ln (1 - a_j) \big]$, find $\delta^L_j$ for a sigmoid output. Work out
 # $\partial C/\partial a_j$, multiply by $\sigma'(z_j) = a_j (1 - a_j)$, and see what cancels.
 
@@ -397,6 +447,8 @@ def delta_of_cross_entropy(a, y):
     # return (a - y) * a * (1 - a)
     # solution
     return a - y  # sigma' cancels: an output that is wrong and saturated learns fast all the same
+    # wrong: it has the wrong sign
+    # return y - a
     # end
 
 
@@ -451,6 +503,26 @@ plt.show()
 # of parameters. How small should $\varepsilon$ be? Too large, and the curve bends away from its tangent: an error
 # like $\varepsilon^2$. Too small, and the two costs agree in all digits that a float64 has: an error like
 # $10^{-16}/\varepsilon$.
+#
+# **Exercise 4.** Write the left side, for any function of a vector.
+
+
+# %%
+def directional_derivative(f, w, d, eps):
+    """How fast f grows along d, at w."""
+    # gap: by both sides
+    # return (f(w + eps * d) - f(w)) / eps
+    # solution
+    return (f(w + eps * d) - f(w - eps * d)) / (2 * eps)
+    # wrong: times what, over which distance
+    # return (f(w + eps * d) - f(w - eps * d)) / eps
+    # wrong: yours makes 12
+    # return sum(d[i] * (f(w + eps * e) - f(w - eps * e)) / (2 * eps) for i, e in enumerate(np.eye(len(w))))
+    # end
+
+
+# %%
+exercise.check_direction(directional_derivative)
 
 # %%
 direction = network.layout.zeros(np.float64)
@@ -466,7 +538,7 @@ def mean_cost(w):
 
 def directional_error(gradient, eps):
     """How far the gradient is from the numerical derivative along `direction`, relative."""
-    numerical = (mean_cost(parameters + eps * direction) - mean_cost(parameters - eps * direction)) / (2 * eps)
+    numerical = directional_derivative(mean_cost, parameters, direction, eps)
     return abs(numerical - gradient @ direction) / abs(numerical)
 
 
@@ -510,7 +582,7 @@ print(f"HastySigmoid: {nn.gradcheck(HastySigmoid(), inputs):.0e}")
 assert nn.gradcheck(nn.Sigmoid(), inputs) < 1e-6 < 1e-2 < nn.gradcheck(HastySigmoid(), inputs)
 
 # %% [markdown]
-# **Exercise 3.** Write a layer of your own: *softsign*, $y = x / (1 + |x|)$, with the derivative $1/(1+|x|)^2$.
+# **Exercise 5.** Write a layer of your own: *softsign*, $y = x / (1 + |x|)$, with the derivative $1/(1+|x|)^2$.
 # Forward returns `y` and what backward will need; `backward` gets that back as `saved`, and `gy`. It returns the
 # gradient of its input, and those of its parameters by name: there are none.
 
@@ -525,6 +597,8 @@ class Softsign(nn.Layer):
         # return gy, {}
         # solution
         return gy / (1 + np.abs(saved)) ** 2, {}
+        # wrong: backward is not the derivative of forward
+        # return gy / (1 + np.abs(saved)), {}
         # end
 
 
@@ -553,7 +627,7 @@ draw_backward(Softsign())
 plt.show()
 
 # %% [markdown]
-# **Exercise 4.** A loss has a gradient, too. The *Huber* loss is quadratic for small errors $e = z - y$ and linear for
+# **Exercise 6.** A loss has a gradient, too. The *Huber* loss is quadratic for small errors $e = z - y$ and linear for
 # large ones, so that a single wild measurement does not pull everything to itself: $\frac12 e^2$ where $|e| \le 1$,
 # else $|e| - \frac12$. Its derivative with respect to $z$?
 
@@ -565,6 +639,10 @@ def huber_gradient(e):
     # return e
     # solution
     return np.clip(e, -1, 1)
+    # wrong: the gradient
+    # return np.sign(e)
+    # wrong: the gradient
+    # return np.where(np.abs(e) <= 1, e, 1)
     # end
 
 
@@ -580,7 +658,8 @@ checks.right("the same as nn.HuberLoss")
 
 # %% [markdown]
 # **To try further.** Start with all weights 0: why does nothing good come of it? (What do the hidden neurons have in
-# common, now and after a step?) Put in a third layer: which lines of the four equations change? How does the V of the
+# common, now and after a step?) Put in a layer without a
+# squashing function at the end: which line changes? How does the V of the
 # gradient check look in float32, and where is its lowest point?
 #
 # Next: `03_digits`, where this network learns to read.

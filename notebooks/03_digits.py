@@ -31,6 +31,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
+import exercises.digits as exercise
 import nn
 from nn.analysis import inspection
 
@@ -81,6 +82,33 @@ assert accuracy > 0.98
 # 1,797 digits, written by hand, 8 x 8 pixels. The network learns from the **training** digits. By the **validation**
 # digits we choose: how many neurons, how fast, how long. What chooses has seen what it chose by, so that figure comes
 # out too good. The honest one is that of the **test** digits, at which nobody looks until the end.
+#
+# **Exercise 1.** Cut indices into three parts, by chance: so many for validation, so many for the test, the others for
+# training. (`rng.permutation(count)` gives the numbers from 0 on in a random order.)
+
+
+# %%
+def three_parts(rng, count, validation, test):
+    """Indices (for training, for validation, for the test) of `count` samples."""
+    # gap: each index in one part
+    # return np.arange(count), rng.permutation(count)[:validation], rng.permutation(count)[:test]
+    # solution
+    order = rng.permutation(count)
+    return order[validation + test :], order[:validation], order[validation : validation + test]
+    # wrong: some samples are in two parts
+    # one, two = rng.permutation(count), rng.permutation(count)
+    # return one[validation + test :], one[:validation], two[:test]
+    # wrong: Shuffle first
+    # order = np.arange(count)
+    # return order[: -validation - test], order[-validation - test : -test], order[-test:]
+    # end
+
+
+# %%
+exercise.check_parts(three_parts)
+
+# %% [markdown]
+# `nn.data.load` does so (with the classes evenly spread); its test digits are those of other writers.
 
 # %%
 data = nn.data.load("digits", validation=0.1, flat=True, dtype=np.float64)
@@ -111,7 +139,7 @@ plt.show()
 # samples the sigmoid is pressed to 0 or 1, where its slope is nearly nothing, and so is everything that backpropagation
 # sends through it. Weights that scatter by $1/\sqrt{n}$ give sums that scatter by 1, whatever $n$.
 #
-# **Exercise 1.** Draw the weights of a layer so.
+# **Exercise 2.** Draw the weights of a layer so.
 
 
 # %%
@@ -121,6 +149,10 @@ def first_weights(rng, inputs, outputs):
     # return rng.standard_normal((inputs, outputs))
     # solution
     return rng.standard_normal((inputs, outputs)) / np.sqrt(inputs)
+    # wrong: the scatter after each layer
+    # return rng.standard_normal((inputs, outputs)) / np.sqrt(outputs)
+    # wrong: the weights have the shape
+    # return rng.standard_normal((outputs, inputs)) / np.sqrt(inputs)
     # end
 
 
@@ -226,7 +258,7 @@ validation_cost = np.array([record["validation_loss"] for record in history])
 
 
 # %% [markdown]
-# **Exercise 2.** *Early stopping.* Write the rule that everybody uses: stop when the validation cost has not been lower
+# **Exercise 3.** *Early stopping.* Write the rule that everybody uses: stop when the validation cost has not been lower
 # than its lowest for `patience` epochs in a row; keep the network of the lowest. Return both epochs, counted from 0.
 
 
@@ -242,6 +274,16 @@ def early_stop(costs, patience):
             best = epoch
         elif epoch - best >= patience:
             return best, epoch
+        # wrong: with patience 3
+        # if costs[epoch] < costs[best]:
+        #     best = epoch
+        # elif epoch - best > patience:
+        #     return best, epoch
+        # wrong: with patience 3
+        # if epoch and costs[epoch] < costs[epoch - 1]:
+        #     best = epoch
+        # elif epoch - best >= patience:
+        #     return best, epoch
         # end
     return best, len(costs) - 1
 
@@ -297,7 +339,7 @@ print(f"after {training.epoch} epochs: validation accuracy {training.history[-1]
 # %% [markdown]
 # ## What it gets wrong
 #
-# Always look. **Exercise 3.** Count, for all validation digits: row = what it is, column = what the network says. The
+# Always look. **Exercise 4.** Count, for all validation digits: row = what it is, column = what the network says. The
 # diagonal is what is right; everything else has a story.
 
 
@@ -310,6 +352,11 @@ def confusion(predicted, true):
     # solution
     for i, j in zip(true, predicted, strict=True):
         counts[i, j] += 1
+    # wrong: the counts
+    # for i, j in zip(true, predicted, strict=True):
+    #     counts[j, i] += 1
+    # wrong: the counts
+    # counts[true, predicted] += 1
     # end
     return counts
 
@@ -350,7 +397,7 @@ plt.show()
 # The largest of the ten outputs is a kind of confidence. A mistake made with 0.5 is a doubt; one made with 0.99 is a
 # surprise, and often a digit that you would not read either, or a label that is wrong.
 #
-# **Exercise 4.** Sort the mistakes: indices of the samples that are wrong, the surest first.
+# **Exercise 5.** Sort the mistakes: indices of the samples that are wrong, the surest first.
 
 
 # %%
@@ -361,6 +408,11 @@ def mistakes(output, labels):
     # solution
     wrong = np.flatnonzero(output.argmax(axis=1) != labels)
     return wrong[np.argsort(-output[wrong].max(axis=1))]
+    # wrong: the mistakes, the surest first
+    # return np.flatnonzero(output.argmax(axis=1) != labels)
+    # wrong: the mistakes, the surest first
+    # wrong = np.flatnonzero(output.argmax(axis=1) != labels)
+    # return np.argsort(-output[wrong].max(axis=1))
     # end
 
 
@@ -443,9 +495,57 @@ print(f"test accuracy {test['accuracy']:.1%}, give or take {error:.1%}: {n} digi
 assert test["accuracy"] > 0.93
 
 # %% [markdown]
-# **To try further.** With how few training digits does it still read 80%? Draw that curve. Shift all test digits by one
-# pixel: what is left of the accuracy? (Half or less: to this network the pixels are 64 unrelated numbers. It does not
-# know which ones are neighbours. That is what the next notebook mends.)
+# ## More data from the data
+#
+# To this network the pixels are 64 unrelated numbers: it does not know which ones are neighbours. Shift a digit by one
+# pixel, and every weight gets another pixel. One remedy is to *show* it such digits: **augmentation**.
+#
+# **Exercise 6.** Make five images of each: as it is, and shifted by one pixel to the right, to the left, down, and up.
+# What comes in is paper, 0.
+
+
+# %%
+def shifted_copies(images):
+    """(N, 8, 8) to (5 N, 8, 8): all as they are, then all shifted right, left, down, up."""
+    # gap: what leaves the image is lost
+    # return np.concatenate([images, *(np.roll(images, by, axis) for axis in (2, 1) for by in (1, -1))])
+    # solution
+    padded = np.pad(images, ((0, 0), (1, 1), (1, 1)))
+    corners = (1, 1), (1, 0), (1, 2), (0, 1), (2, 1)
+    return np.concatenate([padded[:, row : row + 8, column : column + 8] for row, column in corners])
+    # wrong: the copies: as they are, right, left, down, up
+    # padded = np.pad(images, ((0, 0), (1, 1), (1, 1)))
+    # corners = (1, 1), (1, 2), (1, 0), (2, 1), (0, 1)
+    # return np.concatenate([padded[:, row : row + 8, column : column + 8] for row, column in corners])
+    # wrong: is expected
+    # return np.pad(images, ((0, 0), (1, 1), (1, 1)))
+    # end
+
+
+# %%
+exercise.check_neighbours(shifted_copies)
+
+# %%
+copies = shifted_copies(x_train.reshape(-1, 8, 8)).reshape(-1, 64)
+more = nn.data.Dataset(copies, np.tile(y_train, 5), dtype=np.float64)
+augmented = new_trainer()
+nn.fit(augmented, nn.Loader(more, batch=10, seed=0), epochs=8)
+shifted = shifted_copies(x_validation.reshape(-1, 8, 8)).reshape(5, -1, 64)
+_, ax = plt.subplots(figsize=(7, 2.4))
+for i, (name, which, colour) in enumerate(
+    (("digits as they are", trainer, checks.ORANGE), ("five copies of each", augmented, checks.BLUE))
+):
+    right_ = [100 * np.mean(which.predict(images).argmax(axis=1) == y_validation) for images in shifted]
+    ax.bar(np.arange(5) + 0.4 * i - 0.2, right_, 0.38, color=colour, label=f"learned from {name}")
+ax.set_xticks(range(5), ["as it is", "right", "left", "down", "up"])
+ax.set(title="validation digits, shifted by a pixel", ylabel="accuracy (%)", ylim=(0, 130))
+ax.legend(ncols=2)
+plt.show()
+
+# %% [markdown]
+# **To try further.** With how few training digits does it still read 80%? Draw that curve. Shift by two pixels: what is
+# left of both networks' accuracy? (A network that knows what neighbours are does not need the copies: the next
+# notebook.)
 #
 # Next: `04_convolution`.
 #

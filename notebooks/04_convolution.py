@@ -32,6 +32,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
+import exercises.convolution as exercise
 import nn
 from nn.analysis import pictures, workload
 from nn.layers import winograd
@@ -69,6 +70,10 @@ def by_loops(x, w):
             # pass
             # solution
             y[n, i, j, k] += x[n, i + u, j + v, c] * w[u, v, c, k]
+            # wrong: y of 2 images
+            # y[n, i, j, k] += x[n, i, j, c] * w[u, v, c, k]
+            # wrong: y of 2 images
+            # y[n, i, j, k] = x[n, i + u, j + v, c] * w[u, v, c, k]
             # end
     return y
 
@@ -131,6 +136,12 @@ def count(height, width, channels, filters, kernel):
     # solution
     weights = kernel * kernel * channels * filters
     return height * width * weights, weights
+    # wrong: (MACs, weights)
+    # weights = kernel * channels * filters
+    # return height * width * weights, weights
+    # wrong: (MACs, weights)
+    # weights = kernel * kernel * channels * filters
+    # return height * width * channels * weights, weights
     # end
 
 
@@ -141,6 +152,30 @@ for shape, filters_, kernel in (((28, 28, 1), 32, 3), ((14, 7, 32), 64, 3), ((22
     got = checks.call(count, *shape, filters_, kernel)
     checks.same(got, (layer.macs(shape), network.layout.count), f"(MACs, weights) of {layer!r} on {shape}")
 checks.right("as the library counts them")
+
+# %% [markdown]
+# And how large is the output? A kernel may move by more than a pixel at a time (**stride**), and zeros may be put
+# around the image (**padding**); a place counts only if the whole kernel is inside.
+#
+# **Exercise 3.** How many places are there along one axis?
+
+
+# %%
+def output_size(size, kernel, stride, padding):
+    """Places of a kernel along `size` pixels, with `padding` zeros at both ends."""
+    # gap: the first place is at the first zero; a place that does not fit does not count
+    # return size - kernel + 1
+    # solution
+    return (size + 2 * padding - kernel) // stride + 1
+    # wrong: places in 8 pixels
+    # return (size + padding - kernel) // stride + 1
+    # wrong: places in 224 pixels
+    # return (size + 2 * padding - kernel) / stride + 1
+    # end
+
+
+# %%
+exercise.check_size(output_size)
 
 # %% [markdown]
 # Where do the weights and the work of whole networks lie? Two classics, layer by layer:
@@ -180,7 +215,7 @@ pictures.im2col(np.arange(20.0).reshape(4, 5), (3, 3), row=0)
 # %% [markdown]
 # Pixel 7 stands in all six rows. That is the price: inside a larger image, every pixel is copied nine times.
 #
-# **Exercise 3.** NumPy can show all patches without copying anything: `sliding_window_view(x, (KH, KW), axis=(1, 2))`
+# **Exercise 4.** NumPy can show all patches without copying anything: `sliding_window_view(x, (KH, KW), axis=(1, 2))`
 # has the axes `[n, i, j, c, u, v]`. Put the last three in the order of the weights, and make two matrices of it.
 
 # %%
@@ -197,6 +232,9 @@ def by_im2col(x, w):
     # solution
     columns = patches.transpose(0, 1, 2, 4, 5, 3).reshape(-1, KH * KW * C)
     return (columns @ w.reshape(-1, K)).reshape(*patches.shape[:3], K)
+    # wrong: y by im2col
+    # columns = patches.transpose(0, 1, 2, 5, 4, 3).reshape(-1, KH * KW * C)
+    # return (columns @ w.reshape(-1, K)).reshape(*patches.shape[:3], K)
     # end
 
 
@@ -222,7 +260,7 @@ checks.right("one matrix product instead of seven loops")
 #    m_3 = (d_2 - d_1)\, \tfrac{g_0 - g_1 + g_2}{2}, \quad
 #    m_4 = (d_1 - d_3)\, g_2 . $$
 #
-# What stands on the right of each is made once for the filter and used at every place. **Exercise 4.** Put $y_0$ and
+# What stands on the right of each is made once for the filter and used at every place. **Exercise 5.** Put $y_0$ and
 # $y_1$ together from the four products, with additions only. (Write out $m_2 + m_3$ and $m_2 - m_3$ first.)
 
 
@@ -237,6 +275,8 @@ def two_outputs(d, g):
     # return m1 + m2, m3 + m4
     # solution
     return m1 + m2 + m3, m2 - m3 - m4
+    # wrong: (y0, y1)
+    # return m1 + m2 + m3, m2 - m3 + m4
     # end
 
 
@@ -358,7 +398,73 @@ assert np.abs(network.forward(p, x, ctx)[0] - by_im2col(padded, p.W)).max() < 1e
 # weight $w_{uv}$ has multiplied $x_{i+u, j+v}$ on its way to $y_{ij}$, at every place. So its gradient adds up over
 # places: $gw_{uv} = \sum_{ij} x_{i+u, j+v}\, gy_{ij}$; and $x_{ij}$ was used by the outputs around it:
 # $gx_{ij} = \sum_{uv} gy_{i-u, j-v}\, w_{uv}$. Both are convolutions again: that is why training costs three times as
-# much as predicting. The definition of the derivative agrees:
+# much as predicting.
+#
+# **Exercise 6.** Write gw, with channels and images. With the columns of exercise 4 it is equation (4) of notebook 2:
+# one matrix product. Or loop over u and v.
+
+
+# %%
+def weight_gradient(x, gy, kernel):
+    """(KH, KW, C, K), for x (N, H, W, C), gy (N, H', W', K) and kernel (KH, KW)."""
+    (KH, KW), (_, height, width, K) = kernel, gy.shape
+    gw = np.zeros((KH, KW, x.shape[3], K))
+    # gap: the sum over images and places
+    # pass
+    # solution
+    for u, v in product(range(KH), range(KW)):
+        gw[u, v] = np.einsum("nijc,nijk->ck", x[:, u : u + height, v : v + width], gy)
+    # wrong: it is the mean over the images
+    # for u, v in product(range(KH), range(KW)):
+    #     gw[u, v] = np.einsum("nijc,nijk->ck", x[:, u : u + height, v : v + width], gy) / len(x)
+    # wrong: the gradient of w
+    # for u, v in product(range(KH), range(KW)):
+    #     gw[u, v] = np.einsum("nijc,nijk->ck", x[:, KH - 1 - u :][:, :height, KW - 1 - v :][:, :, :width], gy)
+    # end
+    return gw
+
+
+# %%
+exercise.check_weight_gradient(weight_gradient)
+
+# %% [markdown]
+# Between convolutions the image is often made smaller. **Max pooling** takes the largest of each 2 x 2 pixels of a
+# channel. Backward, only that one has had an influence: it gets the gradient, the other three get 0.
+#
+# **Exercise 7.** Write both, for even heights and widths.
+
+
+# %%
+def max_pool(x):
+    """(N, H, W, C) to (N, H/2, W/2, C)."""
+    N, H, W, C = x.shape
+    # gap: two axes more, then the largest over them
+    # return x[:, ::2, ::2]
+    # solution
+    return x.reshape(N, H // 2, 2, W // 2, 2, C).max(axis=(2, 4))
+    # wrong: the largest of each 2 x 2
+    # return x.reshape(N, 2, H // 2, 2, W // 2, C).max(axis=(1, 3))
+    # end
+
+
+def max_pool_backward(x, gy):
+    """The gradient of x."""
+    # gap: to the largest, and to no other
+    # return gy.repeat(2, axis=1).repeat(2, axis=2)
+    # solution
+    largest = max_pool(x).repeat(2, axis=1).repeat(2, axis=2)
+    return np.where(x == largest, gy.repeat(2, axis=1).repeat(2, axis=2), 0)
+    # wrong: inputs get a gradient
+    # return gy.repeat(2, axis=1).repeat(2, axis=2) / 4
+    # end
+
+
+# %%
+exercise.check_pooling(max_pool, max_pool_backward)
+
+# %% [markdown]
+# (Where two pixels are equally large, `nn.MaxPool2d` chooses the first.) The definition of the derivative agrees with
+# the library's convolution:
 
 # %%
 print(f"gradcheck of Conv2d: {nn.gradcheck(nn.Conv2d(3, 4, 3, padding=1), rng.standard_normal((2, 6, 5, 3))):.0e}")
@@ -425,7 +531,7 @@ plt.show()
 # unshifted digits rises, that on shifted ones falls. Why? Count the MACs of a convolution with stride 2. Which is
 # cheaper, one kernel of 5 x 5 or two of 3 x 3, and which sees farther?
 #
-# Here ends what one process does. Next: `05_messages`, where a second one comes in.
+# Next: `04b_training`: what else it takes until a deep network learns.
 #
 # *Sources: LeCun et al. 1989; Chellapilla, Puri, Simard 2006 (im2col); Winograd 1980; Lavin, Gray 2016; Sze et al. 2017
 # (counting); Barabasz et al. 2020 (points).*

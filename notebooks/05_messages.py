@@ -32,6 +32,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
+import exercises.messages as exercise
 from collectives import Recv, Send
 from collectives.checking.definitions import Operation, held
 from collectives.puzzles import Puzzle
@@ -87,6 +88,32 @@ plt.show()
 assert sorted(sample for samples in mine for sample in samples) == list(range(20)), "every sample has one rank"
 
 # %% [markdown]
+# Often a rank needs samples that lie *side by side*: rank 0 the first ones, rank 1 the next, and so on.
+#
+# **Exercise 1.** Where does the share of a rank begin and end? If `count` is no multiple of `size`, no rank may have
+# more than one sample above another.
+
+
+# %%
+def share(rank, size, count):
+    """(lo, hi): this rank has the samples lo, lo + 1, ..., hi - 1."""
+    # gap: spread the remainder
+    # return rank * (count // size), (rank + 1) * (count // size)
+    # solution
+    return rank * count // size, (rank + 1) * count // size
+    # wrong: spread the remainder
+    # each = count // size
+    # return rank * each, (rank + 1) * each if rank < size - 1 else count
+    # wrong: do not follow each other
+    # each = -(-count // size)
+    # return rank * each, (rank + 1) * each
+    # end
+
+
+# %%
+exercise.check_share(share)
+
+# %% [markdown]
 # ## Send and receive
 #
 # `Send(array, dest)` and `Recv(array, source)` belong together: one rank sends, the other receives into an array that
@@ -130,7 +157,7 @@ x
 # Four ranks sit in a circle. Rank 0 holds a token with the number 100. It goes round once: every rank receives it from
 # its left neighbour, adds its own rank, and sends it to its right one; rank 0 begins, and is the last to receive.
 #
-# **Exercise 1.** Rank 0 is done below. Write what the others do, with `comm.Recv` and `comm.Send`.
+# **Exercise 2.** Rank 0 is done below. Write what the others do, with `comm.Recv` and `comm.Send`.
 
 # %%
 # %%mpi -n 4 -o token,path -t 30
@@ -154,6 +181,14 @@ else:
     comm.Recv(token, source=left)
     token += rank
     comm.Send(token, dest=right)
+    # wrong: the token of ranks 0 to 3
+    # comm.Recv(token, source=left)
+    # comm.Send(token, dest=right)
+    # token += rank
+    # wrong: the token of ranks 0 to 3
+    # comm.Recv(token, source=left)
+    # token += 1
+    # comm.Send(token, dest=right)
     # end
 
 
@@ -286,7 +321,7 @@ shift.grade(send_first).draw()
 # The checker plays all ranks in one process, once with sends that return at once and once with sends that wait. Red:
 # who waits for whom. The arrows close a circle, and nobody in it can ever go on.
 #
-# **Exercise 2.** A circle is broken if one in it does something else. Let some of the ranks receive first. Which?
+# **Exercise 3.** A circle is broken if one in it does something else. Let some of the ranks receive first. Which?
 
 
 # %%
@@ -303,11 +338,20 @@ def to_the_right(rank, size, count):
     else:
         yield (send,)
         yield (recv,)
+    # wrong: it takes 6 steps: one message after the other
+    # if rank == 0:
+    #     yield (recv,)
+    #     yield (send,)
+    # else:
+    #     yield (send,)
+    #     yield (recv,)
+    # wrong: here a rank does one after the other
+    # yield (send, recv)
     # end
 
 
 # %%
-checks.graded(shift.grade(to_the_right))
+exercise.check_shift(to_the_right, shift)
 shift.grade(to_the_right).draw()
 
 # %% [markdown]
@@ -315,6 +359,42 @@ shift.grade(to_the_right).draw()
 # ones sit side by side (the last one and rank 0). It works, since one neighbour is still different, but where every
 # send waits for its receiver the last rank is done after three.
 #
+# A program that hangs can be asked for whom each rank waits. Then the question is: do the arrows close a circle?
+#
+# **Exercise 4.** `waits[r]` is the rank for which rank r waits; ranks that do not wait are not in it. Return the ranks
+# of the circle, or an empty list. A rank that waits for a circle without being in it does not belong to it.
+
+
+# %%
+def circle(waits):
+    """The ranks that wait for each other in a circle, in any order."""
+    # gap: from each rank follow the arrows
+    # return list(waits)
+    # solution
+    for first in waits:
+        way = [first]
+        while way[-1] in waits:
+            if waits[way[-1]] in way:
+                return way[way.index(waits[way[-1]]) :]
+            way.append(waits[way[-1]])
+    return []
+    # wrong: yours says [0, 1, 2, 3]
+    # for first in waits:
+    #     way = [first]
+    #     while way[-1] in waits:
+    #         if waits[way[-1]] in way:
+    #             return way
+    #         way.append(waits[way[-1]])
+    # return []
+    # wrong: yours says []
+    # return [rank for rank in waits if waits.get(waits[rank]) == rank]
+    # end
+
+
+# %%
+exercise.check_circle(circle)
+
+# %% [markdown]
 # But why one thing at a time? Links carry messages both ways at once. `Sendrecv` does both *together*, and cannot
 # deadlock here; in `collectives` that is one round with two steps: `yield send, recv`. It takes half the time, and all
 # algorithms of the next notebooks are made of such rounds.
@@ -329,6 +409,44 @@ rank, size = comm.Get_rank(), comm.Get_size()
 x, y = np.full(100_000, float(rank)), np.empty(100_000)
 comm.Sendrecv(x, dest=(rank + 1) % size, recvbuf=y, source=(rank - 1) % size)
 print(f"I have {y[0]:g}, from the left")
+
+# %% [markdown]
+# A computation on a line that is cut among ranks needs just that: the numbers at the ends of a share have a neighbour
+# on another rank.
+#
+# **Exercise 5.** Each of four ranks has four numbers of a line that is closed to a ring (rank 3's last number stands
+# before rank 0's first). Replace every number by the mean of itself and its two neighbours on the line. `sendrecv`
+# moves Python objects: `a = comm.sendrecv(x[-1], dest=right, source=left)` sends my last number to the right and gives
+# me the left neighbour's last one. (What is there takes both ends from the rank's own numbers.)
+
+# %%
+# %%mpi -n 4 -o start,smooth -t 30
+import numpy as np
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+rank, size = comm.Get_rank(), comm.Get_size()
+right, left = (rank + 1) % size, (rank - 1) % size
+x = np.random.default_rng(rank).random(4)
+start = x.copy()
+
+# gap: two messages: one comes from the left, one from the right
+# before, behind = x[-1], x[0]
+# solution
+before = comm.sendrecv(x[-1], dest=right, source=left)
+behind = comm.sendrecv(x[0], dest=left, source=right)
+# wrong: which neighbour's number stands beside which end
+# before = comm.sendrecv(x[0], dest=left, source=right)
+# behind = comm.sendrecv(x[-1], dest=right, source=left)
+# wrong: which neighbour's number stands beside which end
+# before = comm.sendrecv(x[0], dest=right, source=left)
+# behind = comm.sendrecv(x[-1], dest=left, source=right)
+# end
+line = np.array([before, *x, behind])
+smooth = (line[:-2] + line[1:-1] + line[2:]) / 3
+
+# %%
+exercise.check_line(smooth, start)
 
 # %% [markdown]
 # ## What a message costs
@@ -367,7 +485,7 @@ for nbytes in sizes:
 #
 # $\alpha$ seconds to get it on its way, whatever it carries, and $\beta$ seconds for each byte.
 #
-# **Exercise 3.** Fit them. A fit by least squares of $\alpha + \beta n = t$ would look at the longest message only,
+# **Exercise 6.** Fit them. A fit by least squares of $\alpha + \beta n = t$ would look at the longest message only,
 # whose time is the largest. Divide each equation by its $t$: then an error of a tenth counts the same everywhere,
 # $\alpha\, \frac1t + \beta\, \frac nt = 1$.
 
@@ -380,27 +498,15 @@ def fit(n, t):
     # alpha, beta = t[0], t[-1] / n[-1]
     # solution
     alpha, beta = np.linalg.lstsq(np.column_stack([1 / t, n / t]), np.ones(len(t)), rcond=None)[0]
+    # wrong: (alpha, beta)
+    # alpha, beta = np.linalg.lstsq(np.column_stack([np.ones(len(t)), n]), t, rcond=None)[0]
     # end
     return alpha, beta
 
 
 # %%
-def draw_fit(got, want):
-    _, ax = plt.subplots(figsize=(6.4, 3))
-    ax.loglog(n, t, "o", color=checks.INK, label="messages")
-    ax.loglog(n, want[0] + want[1] * n, color=checks.GREY, lw=5, alpha=0.5, label="wanted")
-    ax.loglog(n, got[0] + got[1] * n, color=checks.RED, label="yours")
-    ax.set(xlabel="bytes", ylabel="seconds")
-    ax.legend()
-
-
-n = np.array([8, 64, 512, 4096, 32768, 262144.0])
-t = (2e-6 + 1e-10 * n) * np.array([1.1, 0.9, 1.2, 0.95, 0.9, 1.1])
-A, y = np.stack([1 / t, n / t], axis=1), np.ones(6)
-checks.same(checks.call(fit, n, t), np.linalg.solve(A.T @ A, A.T @ y), "(alpha, beta)", tolerance=1e-6, draw=draw_fit)
 n, t = np.array(sizes[0], float), np.array(seconds[0])
-alpha, beta = fit(n, t)
-checks.right(f"here alpha is {1e6 * alpha:.1f} microseconds, and 1/beta {1e-9 / beta:.1f} GB/s")
+alpha, beta = exercise.check_fit(fit, n, t)
 
 # %%
 if alpha <= 0 or t[0] > 20e-6:

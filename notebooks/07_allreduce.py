@@ -32,6 +32,7 @@ import numpy as np
 
 import checks
 import collectives
+import exercises.patterns as exercise
 from collectives import Copy, Barrier, Recv, RecvReduce, Reduce, Send, chunk, puzzles
 from collectives.algorithms import allreduce
 from collectives.algorithms.trees import two_trees
@@ -112,6 +113,10 @@ def ring(rank, size, count):
         # yield Send(right, "x", *chunk_of(rank - k)), Recv(left, "x", *chunk_of(rank - k - 1))
         # solution
         yield Send(right, "x", *chunk_of(rank + 1 - k)), Recv(left, "x", *chunk_of(rank - k))
+        # wrong: ring allreduce: wrong
+        # yield Send(right, "x", *chunk_of(rank - k)), Recv(left, "x", *chunk_of(rank - k - 1))
+        # wrong: ring allreduce: wrong
+        # yield Send(right, "x", *chunk_of(rank + 1 - k)), RecvReduce(left, "x", *chunk_of(rank - k))
         # end
 
 
@@ -182,6 +187,12 @@ def doubling(rank, size, count):
         # solution
         partner = rank ^ bit
         yield Send(partner, "x", 0, count), RecvReduce(partner, "x", 0, count)
+        # wrong: wrong
+        # partner = rank ^ bit
+        # yield Send(partner, "x", 0, count), Recv(partner, "x", 0, count)
+        # wrong: wrong
+        # partner = (rank + bit) % size
+        # yield Send(partner, "x", 0, count), RecvReduce((rank - 2 * bit) % size, "x", 0, count)
         # end
         bit *= 2
 
@@ -195,6 +206,44 @@ collectives.draw(doubling, 8, 4, title="recursive doubling")
 # rounds *and* few bytes? Yes: exchange **halves**. In the first round each gives away one half of the vector and keeps
 # the other to add up; in the next a quarter, and so on; then the finished parts come back, doubling. That is
 # Rabenseifner's algorithm: $2 \log_2 p$ rounds and as few bytes as the ring.
+#
+# **Exercise 3.** Write it for a power of two ranks. The first half is done: with the partners of the bits p/2, p/4,
+# ..., 1 each rank gives away half of the range `lo:hi` that it still sums, and keeps the other. On the way back the
+# ranges grow again: what does a rank send to the partner of bit 1, what comes, and what does it have then? (`ranges`
+# has what it had before each exchange.)
+
+# %%
+print(puzzles.halving)
+
+
+# %%
+def halving(rank, size, count):
+    lo, hi, bit, ranges = 0, count, size // 2, []
+    while bit:
+        partner, middle = rank ^ bit, (lo + hi) // 2
+        keep, give = ((middle, hi), (lo, middle)) if rank & bit else ((lo, middle), (middle, hi))
+        yield Send(partner, "x", *give), RecvReduce(partner, "x", *keep)
+        ranges.append((partner, keep, give))
+        lo, hi = keep
+        bit //= 2
+    # gap: the same exchanges backwards: what is complete is sent, what was given away comes back
+    # for partner, keep, give in ranges:
+    #     yield Send(partner, "x", *keep), Recv(partner, "x", *give)
+    # solution
+    for partner, keep, give in reversed(ranges):
+        yield Send(partner, "x", *keep), Recv(partner, "x", *give)
+    # wrong: wrong
+    # for partner, keep, give in reversed(ranges):
+    #     yield Send(partner, "x", *keep), RecvReduce(partner, "x", *give)
+    # wrong: wait for ever
+    # for partner, keep, give in reversed(ranges):
+    #     yield (Send(partner, "x", *keep),)
+    #     yield (Recv(partner, "x", *give),)
+    # end
+
+
+# %%
+checks.graded(puzzles.halving.grade(halving))
 
 # %%
 _, axes = plt.subplots(1, 2, figsize=(12, 6.4), layout="none")
@@ -207,6 +256,35 @@ plt.show()
 # (Then why a ring at all? It talks to neighbours only, which suits most networks; it works as well for 7 ranks as for
 # 8; and its messages are all alike. And on a network where everything is shared, long arrows disturb each other.)
 #
+# A ring has a price, too. It needs all of its links, in every round.
+#
+# **Exercise 4.** Link r goes from rank r to the next one; a message of m bytes takes `alphas[r] + betas[r] * m` on it.
+# How long does a ring allreduce of n bytes take? (In every round each link carries one part. After some rounds all
+# ranks keep step.)
+
+
+# %%
+def ring_seconds(n, alphas, betas):
+    """Seconds of a ring allreduce of n bytes over links that differ, one for each rank, at most."""
+    p = len(alphas)
+    # gap: rounds, and what each takes
+    # return 2 * (p - 1) * (np.mean(alphas) + np.mean(betas) * n / p)
+    # solution
+    return 2 * (p - 1) * max(alpha + beta * n / p for alpha, beta in zip(alphas, betas, strict=True))
+    # wrong: seconds of
+    # return 2 * (p - 1) * (max(alphas) + max(betas) * n / p)
+    # wrong: seconds of
+    # return 2 * (p - 1) * max(alpha + beta * n for alpha, beta in zip(alphas, betas, strict=True))
+    # end
+
+
+# %%
+exercise.check_slow_link(ring_seconds)
+even = ring_seconds(4e6, [20e-6] * 8, [8e-10] * 8)
+slow = ring_seconds(4e6, [20e-6] * 8, [8e-10] * 7 + [8e-9])
+print(f"4 MB on 8 ranks: {1e3 * even:.1f} ms; with one link of eight ten times slower: {1e3 * slow:.1f} ms")
+
+# %% [markdown]
 # ## Two trees at once
 #
 # A tree has one more trick in it. In a pipelined binary tree the inner ranks are busy, and the *leaves*, half of all
@@ -244,7 +322,7 @@ plt.show()
 # then need is a **barrier**: nobody may read before the other has written. `Barrier()` waits until all have come;
 # `Copy(..., of=q)` reads rank q's buffer, and `to=q` writes it.
 #
-# **Exercise 3.** The sum of four ranks, without a message, and without anybody adding more than its share: rank r adds
+# **Exercise 5.** The sum of four ranks, without a message, and without anybody adding more than its share: rank r adds
 # up *part r* of all vectors, in a buffer `sum` of its own, and writes it into everybody's x. First the barriers: where
 # must they be? (If one is missing, the checker finds the race: two ranks, one element, one of them writing.)
 
@@ -262,6 +340,8 @@ def in_memory(rank, size, count):
     # solution
     yield tuple(Copy("x", lo, hi, "sum", 0, to=q) for q in range(size))
     yield (Barrier(),)
+    # wrong: ends without a Barrier
+    # yield tuple(Copy("x", lo, hi, "sum", 0, to=q) for q in range(size))
     # end
 
 
@@ -290,7 +370,7 @@ ways = {
 collectives.draw_race(ways, 32, network=network, title="allreduce on 32 ranks")
 
 # %% [markdown]
-# **Exercise 4.** Where is the border between doubling, $\log_2 p\,(\alpha + \beta n)$, and the ring,
+# **Exercise 6.** Where is the border between doubling, $\log_2 p\,(\alpha + \beta n)$, and the ring,
 # $2(p-1)\,\alpha + 2\frac{p-1}{p}\,\beta n$? Solve for n.
 
 
@@ -302,6 +382,8 @@ def border(p, alpha, beta):
     # return ...
     # solution
     return alpha * (2 * (p - 1) - rounds) / (beta * (rounds - 2 * (p - 1) / p))
+    # wrong: there doubling takes
+    # return alpha * (2 * (p - 1) - rounds) / (beta * rounds)
     # end
 
 
@@ -394,7 +476,7 @@ collectives.draw_race(slowest, 4, sizes[0], title="allreduce, measured on this m
 #   the butterfly, by all in an order that gives the same). So replicas of a model cannot drift apart.
 # - **Against one process: the same to rounding.** $(a + b) + c$ and $a + (b + c)$ may differ in the last digit.
 #
-# **To try further.** `puzzles.halving` asks for few rounds and few bytes at once: it is the hardest of these. Break
+# **To try further.** Break
 # your ring (send part `rank - k + 1`) and look at the picture of what is wrong. `collectives.animate("ring.gif", ring,
 # 4, 8)` makes a film of it. Price `allreduce.two_level` on `"gpu-100g"`, eight ranks a node: why are its bytes on the
 # network so few?

@@ -35,6 +35,7 @@ import numpy as np
 
 import checks
 import collectives
+import exercises.data_parallel as exercise
 import nn
 from collectives import Compute, draw_timeline, price
 from collectives.algorithms import allreduce, broadcast, gather, reduce, scatter
@@ -82,6 +83,8 @@ print("one process:", path_alone[-1])
 #
 # **Exercise 1.** One line is missing that makes two trainings into one: put it in. `comm.Allreduce(MPI.IN_PLACE, g)`
 # replaces g by the sum of everybody's g. And look at what the gradient is divided by.
+#
+# (A rank that computes a wrong sum is not noticed by anybody: look at the paths.)
 
 # %%
 # %%mpi -n 2 --with gradient,X,y -o path,count
@@ -102,29 +105,24 @@ for _ in range(40):
     # solution
     g = gradient(w, mine, targets, len(X))
     comm.Allreduce(MPI.IN_PLACE, g)
+    # wrong: 2 such means are summed
+    # g = gradient(w, mine, targets, len(mine))
+    # comm.Allreduce(MPI.IN_PLACE, g)
+    # wrong: most of the gradient is missing
+    # g = gradient(w, mine, targets, len(X))
+    # wrong: the mean of the ranks' means is not the mean
+    # g = gradient(w, mine, targets, len(mine))
+    # comm.Allreduce(MPI.IN_PLACE, g)
+    # g /= size
     # end
     w -= 0.2 * g
     path.append(w.copy())
 
 
 # %%
-def draw_paths(got, want):
-    """Each weight over the steps: in grey one process, in colour what the ranks have."""
-    _, axes = plt.subplots(1, 3, figsize=(11, 2.6))
-    for k, ax in enumerate(axes):
-        ax.plot(path_alone[:, k], color=checks.GREY, lw=5, alpha=0.5, label="one process")
-        for r, each in enumerate(path):
-            ax.plot(np.array(each)[:, k], color=(checks.RED, checks.ORANGE, checks.PINK)[r], label=f"rank {r}")
-        ax.set(title=f"w[{k}]", xlabel="step")
-    axes[0].legend()
-
-
 print("samples:", count)
-for rank in range(2):
-    checks.same(path[rank], path_alone, f"the path of rank {rank}", tolerance=1e-12, draw=draw_paths)
-assert np.array_equal(path[0], path[1]), "the two ranks have the same weights after every step, to the last bit"
-checks.right("two ranks make the steps of one process")
-draw_paths(path, path_alone)
+exercise.check_ranks(path, path_alone, X, y)
+exercise.draw_paths(path, path_alone)
 plt.show()
 
 # %% [markdown]
@@ -132,16 +130,40 @@ plt.show()
 # number of samples, the step would be about twice too long: the mistake that one finds in real programs. (And with
 # uneven shares it is not even the gradient.)
 #
+# Many programs do it the other way: each rank computes its *mean* gradient, and the means are combined. That is right
+# only if ranks with more samples count more.
+#
+# **Exercise 2.** The gradient of all samples, from the means of the ranks and their numbers of samples.
+
+
+# %%
+def combine(means, counts):
+    """The mean over all samples; means is a list of arrays."""
+    # gap: weighted by the samples
+    # return np.mean(means, axis=0)
+    # solution
+    return sum(n * g for n, g in zip(counts, means, strict=True)) / sum(counts)
+    # wrong: the mean over all samples
+    # return sum(n * g for n, g in zip(counts, means, strict=True)) / len(counts)
+    # end
+
+
+# %%
+exercise.check_combine(combine)
+
+# %% [markdown]
 # ## A parameter server
 #
 # In the first systems for large networks (DistBelief, 2012) the parameters lived on **servers**. In every step workers
 # *push* gradients, the server adds them up and makes the step, and the workers *pull* the new parameters.
 #
-# **Exercise 2.** Rank 2 serves two workers. Write its step. It adds in the order of the ranks, whoever comes first, so
-# that every run gives the same bits.
+# **Exercise 3.** Rank 3 serves three workers. Write its step. It adds in the order of the ranks, whoever comes first,
+# so that every run gives the same bits. (Worker 0 is late here, on purpose.)
 
 # %%
-# %%mpi -n 3 --with gradient,X,y -o path -t 30
+# %%mpi -n 4 --with gradient,X,y -o path -t 30
+import time
+
 import numpy as np
 from mpi4py import MPI
 
@@ -152,6 +174,7 @@ w, path, got = np.zeros(3), [], np.empty(3)
 for _ in range(40):
     if rank in workers:
         mine, targets = X[rank :: size - 1], y[rank :: size - 1]
+        time.sleep(0.005 if rank == 0 else 0)
         comm.Send(gradient(w, mine, targets, len(X)), dest=server)  # push
         comm.Recv(w, source=server)  # pull
     else:
@@ -165,16 +188,25 @@ for _ in range(40):
             comm.Recv(got, source=worker)
             total += got
         w -= 0.2 * total
+        # wrong: in the order in which gradients came
+        # total = np.zeros(3)
+        # for worker in workers:
+        #     comm.Recv(got, source=MPI.ANY_SOURCE)
+        #     total += got
+        # w -= 0.2 * total
+        # wrong: its path
+        # total = np.zeros(3)
+        # for worker in workers:
+        #     comm.Recv(got, source=worker)
+        #     total += got
+        # w -= 0.2 * total / len(workers)
         # end
         for worker in workers:
             comm.Send(w, dest=worker)
     path.append(w.copy())
 
 # %%
-for rank in range(3):
-    name = f"rank {rank}, {'a worker' if rank < 2 else 'the server'}: its path"
-    checks.same(path[rank], path_alone, name, tolerance=1e-12, draw=draw_paths)
-checks.right("workers and server have the steps of one process")
+exercise.check_server(path, path_alone, X, y, gradient)
 
 # %% [markdown]
 # ## A real network
@@ -353,12 +385,88 @@ assert np.abs(w_ddp[0] - w_one).max() < 1e-12, "and the parameters of one proces
 draw_timeline(excerpt(events[0], steps=4), title="decentralised: four steps, measured")
 
 # %% [markdown]
+# Here all gradients are summed behind backward. But the last layer's gradients are ready long before the first layer's:
+# they may be on their way while backward goes on. A message for every layer would cost many starts (notebook 5), so
+# layers are put together in **buckets** of a few megabytes, in the order in which backward finishes them.
+#
+# **Exercise 4.** `sizes[l]` are the bytes of layer l's gradients. Fill buckets from the last layer to the first, each
+# as full as `limit` allows; a layer that is larger than the limit has a bucket of its own.
+
+
+# %%
+def buckets(sizes, limit):
+    """A list of buckets, in the order in which they are ready; each is a list of layer numbers."""
+    found = []
+    # gap: into the last bucket if it fits, else into a new one
+    # for layer in range(len(sizes)):
+    #     found.append([layer])
+    # solution
+    for layer in reversed(range(len(sizes))):
+        if found and sum(sizes[l] for l in found[-1]) + sizes[layer] <= limit:
+            found[-1].append(layer)
+        else:
+            found.append([layer])
+    # wrong: would fit into the bucket before it
+    # found = [[layer] for layer in reversed(range(len(sizes)))]
+    # wrong: the bucket of layers
+    # for layer in reversed(range(len(sizes))):
+    #     if found and sum(sizes[l] for l in found[-1]) < limit:
+    #         found[-1].append(layer)
+    #     else:
+    #         found.append([layer])
+    # end
+    return found
+
+
+# %%
+exercise.check_buckets(buckets)
+
+# %% [markdown]
+# **Exercise 5.** How long is a step then? Forward, then backward, bucket after bucket. A bucket leaves when its
+# gradients are ready *and* the sum of the one before is done. The update waits for the last sum; it takes no time here.
+
+
+# %%
+def step_seconds(forward, backward, sums):
+    """Seconds of a step; backward[k] is what backward computes until bucket k is full, sums[k] what its sum takes."""
+    # gap: when is bucket k full, and when is the network free for it
+    # return forward + max(sum(backward), sum(sums))
+    # solution
+    ready = free = forward
+    for computing, summing in zip(backward, sums, strict=True):
+        ready += computing
+        free = max(ready, free) + summing
+    return free
+    # wrong: everything one after the other
+    # return forward + sum(backward) + sum(sums)
+    # wrong: the last one leaves when backward is over
+    # return forward + max(sum(backward), backward[0] + sum(sums))
+    # end
+
+
+# %%
+exercise.check_overlap(step_seconds)
+
+# %%
+layers = 20
+_, ax = plt.subplots(figsize=(7, 2.8))
+counts = [1, 2, 4, 5, 10, 20]
+for network_seconds, colour in ((4.0, checks.BLUE), (8.0, checks.RED)):
+    times = [step_seconds(4.0, [8.0 / n] * n, [network_seconds / n + 0.15] * n) for n in counts]
+    ax.plot(counts, times, "o-", color=colour, label=f"sums of {network_seconds:g} s in all, and 0.15 s for each start")
+ax.set(title="a step of 12 s of computation", xlabel="buckets", ylabel="seconds of a step", ylim=(11, 21))
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# More buckets leave earlier, and cost more starts. PyTorch's default is 25 MB.
+#
 # ## What the busiest rank carries
 #
 # A picture of four ranks says little about forty. So count: how many vectors (of n parameters) must the busiest rank
 # receive in a step, with s servers on ranks of their own and w workers?
 #
-# **Exercise 3.** Think of one server: what comes to it from each worker? And of one worker: what comes to it?
+# **Exercise 6.** Think of one server: what comes to it from each worker? And of one worker: what comes to it?
 
 
 # %%
@@ -368,6 +476,10 @@ def busiest(workers, servers):
     # return workers
     # solution
     return max(workers / servers, 1.0)
+    # wrong: vectors for (workers, servers)
+    # return workers / servers
+    # wrong: vectors for (workers, servers)
+    # return max(workers / servers, servers)
     # end
 
 
@@ -437,12 +549,22 @@ assert seconds["one parameter server"][-1] > 10 * seconds["ring allreduce"][-1]
 #
 # ## One slow rank
 #
-# Synchronous training goes at the pace of the slowest. `--slow 1:5` stops rank 1 for four fifths of the time; nobody
+# Synchronous training goes at the pace of the slowest. Here rank 1 takes 30 ms longer to compute, in every step; nobody
 # else is touched. Look where *their* time goes.
 
 # %%
-# %%mpi --session team --slow 1:5 -o events
-trainer = DistributedDataParallel(*work(), ring, node_memory="off", overlap="none")
+# %%mpi --session team -o events
+import time
+
+
+class Late(nn.CrossEntropyLoss):
+    def __call__(self, *arguments):
+        time.sleep(0.03 if ring.rank == 1 else 0)
+        return super().__call__(*arguments)
+
+
+network, _, optimizer = work()
+trainer = DistributedDataParallel(network, Late(), optimizer, ring, node_memory="off", overlap="none")
 timeline = Timeline(ring)
 timeline.watch(trainer)
 train(trainer, epochs=2)
@@ -456,7 +578,7 @@ trainer.close()
 draw_timeline(excerpt(events[0], steps=3), title="rank 1 is slow, measured")
 
 # %% [markdown]
-# And on four machines of their own, by the clock: grey is what a slow rank costs the others.
+# Rank 1's bar is long and blue: it computes. The others' are grey: they wait for it. On four machines, by the clock:
 
 
 # %%

@@ -31,6 +31,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 import checks
+import exercises.large_batches as exercise
 import nn
 from checks import BLUE, GREEN, GREY, INK, ORANGE, RED
 from nn.optim.learning_rates import MultiStep, Warmup
@@ -223,6 +224,10 @@ def my_warmup(step, small, large, steps):
     # return small if step < steps else large
     # solution
     return small + (large - small) * min(step, steps) / steps
+    # wrong: the rate of step 0, 1
+    # return small + (large - small) * step / steps
+    # wrong: the rate of step 0, 1
+    # return large * min(step + 1, steps) / steps
     # end
 
 
@@ -276,10 +281,37 @@ draw_errors(curves, f"batch {LARGE}: {K} times the rate")
 # 2017). `scripts/experiments/large_batch.py` does this with Fashion-MNIST: 10.43% small; 10.64 gradual, 11.94
 # constant, 11.51 none.
 #
-# Two details of the paper that are easily forgotten. If the rate is *inside* the velocity, v = m v + rate g, then
-# a change of the rate has to change v too, v *= new / old (**momentum correction**). And biases and the parameters of
-# normalisation get no weight decay; in `nn` that is `Spec.decay`.
+# Two details of the paper that are easily forgotten. Biases and the parameters of normalisation get no weight decay; in
+# `nn` that is `Spec.decay`. And **momentum correction**: with the rate outside of the velocity, a step is $v \leftarrow
+# m v + g$, $w \leftarrow w - \eta v$. Some programs put it *inside*, $v \leftarrow m v + \eta g$, $w \leftarrow w - v$.
+# As long as $\eta$ stays, both are the same. In a warm-up it changes in every step, and then v holds gradients with the
+# old rate.
 #
+# **Exercise 2.** Write the step with the rate inside, so that it is the same as the one with the rate outside.
+
+
+# %%
+def momentum_step(w, v, g, rate, last_rate, m):
+    """(new w, new v); last_rate was that of the step before."""
+    # gap: what is in v has been multiplied by the old rate
+    # v = m * v + rate * g
+    # return w - v, v
+    # solution
+    v = m * v * rate / last_rate + rate * g
+    return w - v, v
+    # wrong: here the rate changes from 0.1 to 0.4
+    # v = m * v * last_rate / rate + rate * g
+    # return w - v, v
+    # wrong: here the rate changes from 0.1 to 0.4
+    # v = (m * v + last_rate * g) * rate / last_rate if rate > 0.2 else m * v + rate * g
+    # return w - v * rate / last_rate, v
+    # end
+
+
+# %%
+exercise.check_correction(momentum_step)
+
+# %% [markdown]
 # ## 5. LARS: the layers differ
 #
 # Make the batch still larger, and warm-up does not help any more. You et al. (2017) looked at the ratio of two norms,
@@ -315,7 +347,7 @@ plt.show()
 # with the trust $\tau$ = 0.001, the weight decay $\beta$ and the momentum m. So a step is a fixed share of the weight,
 # however long the gradient. Biases have $\lambda$ = 1 and no decay.
 #
-# **Exercise 2.** Write the three formulas for one matrix. `w` and `v` are changed in place. (What is there has no
+# **Exercise 3.** Write the three formulas for one matrix. `w` and `v` are changed in place. (What is there has no
 # momentum, and no rate of its own for the matrix.)
 
 
@@ -329,6 +361,14 @@ def my_lars(w, g, v, rate, momentum, trust, decay):
     v *= momentum
     v += rate * local * (g + decay * w)
     w -= v
+    # wrong: look at the local rate
+    # local = trust * np.linalg.norm(w) / np.linalg.norm(g)
+    # v *= momentum
+    # v += rate * local * (g + decay * w)
+    # w -= v
+    # wrong: what does the momentum do?
+    # local = trust * np.linalg.norm(w) / (np.linalg.norm(g) + decay * np.linalg.norm(w))
+    # w -= rate * local * (g + decay * w)
     # end
 
 
@@ -385,7 +425,9 @@ draw_steps(mine, right)
 # $$ u = \frac{\hat m}{\sqrt{\hat v} + \varepsilon} + \beta w , \qquad
 #    w \leftarrow w - \eta \frac{\lVert w\rVert}{\lVert u\rVert} u . $$
 #
-# BERT was trained with it, with a batch of 32,768 in 76 minutes. Written out, beside `nn.LAMB`:
+# BERT was trained with it, with a batch of 32,768 in 76 minutes.
+#
+# **Exercise 4.** Write the two formulas; m and v are already made. (What is there is Adam with weight decay.)
 
 
 # %%
@@ -394,23 +436,81 @@ def lamb(w, g, m, v, step, rate=0.01, beta1=0.9, beta2=0.999, eps=1e-6, decay=0.
     m += (1 - beta1) * (g - m)
     v += (1 - beta2) * (g**2 - v)
     u = (m / (1 - beta1 ** (step + 1))) / (np.sqrt(v / (1 - beta2 ** (step + 1))) + eps) + decay * w
+    # gap: as long as the rate times the weight, in the direction of u
+    # w -= rate * u
+    # solution
     w -= rate * np.linalg.norm(w) / np.linalg.norm(u) * u
+    # wrong: is wanted: the rate times the length of the weight
+    # w -= rate * u / np.linalg.norm(u)
+    # wrong: change it in place
+    # w = w - rate * np.linalg.norm(w) / np.linalg.norm(u) * u
+    # end
 
 
-one = nn.Network(nn.Linear(8, 8, bias=False), (8,), np.float64)
-theirs = one.layout.zeros(np.float64)
-one.layout.initialize(theirs, 0)
-ours, slots = theirs.copy(), {name: one.layout.zeros(np.float64) for name in nn.LAMB(0.01).slots}
-m, v, rng = np.zeros_like(ours), np.zeros_like(ours), np.random.default_rng(2)
-for step in range(10):
-    g = rng.standard_normal(ours.shape)
-    lamb(ours, g.copy(), m, v, step)
-    nn.LAMB(0.01).update(theirs, g, slots, step, one.layout.region())
-print(f"ten steps: by hand and nn.LAMB differ by {np.abs(ours - theirs).max():.1e}")
-assert np.allclose(ours, theirs, rtol=1e-12, atol=1e-15)
+# %%
+exercise.check_lamb(lamb)
 
 # %% [markdown]
-# ## 7. As large as it gets
+# ## 7. How large may it be?
+#
+# Can one know before? A gradient of B samples is the true one, G, and noise, whose squared length is a B-th of the
+# noise $\Sigma$ of one sample: on average
+#
+# $$ |g_B|^2 = |G|^2 + \frac{\Sigma}{B} . $$
+#
+# As long as the noise is what is long, a batch twice as large is twice as good. Beyond $B \approx \Sigma / |G|^2$, the
+# **noise scale** (McCandlish et al. 2018), more samples add little. Nobody knows G; but the lengths of gradients of two
+# batch sizes can be measured (on p ranks for nothing: the gradients before and after the sum).
+#
+# **Exercise 5.** The noise scale from two mean squared lengths.
+
+
+# %%
+def noise_scale(small_squared, large_squared, small, large):
+    """Sigma / |G|^2, from the mean of |g|^2 for batches of `small` and of `large` samples."""
+    # gap: two equations for |G|^2 and Sigma
+    # return (small_squared - large_squared) * small / large_squared
+    # solution
+    noise = (small_squared - large_squared) / (1 / small - 1 / large)
+    return noise / (large_squared - noise / large)
+    # wrong: the noise scale for
+    # noise = (small_squared - large_squared) / (1 / small - 1 / large)
+    # return noise / (large_squared + noise / large)
+    # end
+
+
+# %%
+exercise.check_noise_scale(noise_scale)
+
+# %%
+w, rng = network_.layout.zeros(np.float32), np.random.default_rng(0)
+network_.layout.initialize(w, 0)
+places, scales = (0, 20, 80, 320), []
+for step in range(places[-1] + 1):
+    if step in places:
+        lengths = [
+            np.mean(
+                [
+                    np.sum(gradient(w, x_train[rows], y_train[rows]) ** 2.0)
+                    for rows in rng.integers(len(x_train), size=(200, n))
+                ]
+            )
+            for n in (8, 128)
+        ]
+        scales.append(noise_scale(*lengths, 8, 128))
+    chosen = rng.permutation(len(x_train))[:SMALL]
+    w -= 0.03 * gradient(w, x_train[chosen], y_train[chosen])
+_, ax = plt.subplots(figsize=(6.4, 2.6))
+bars = ax.bar([f"after {step} steps" for step in places], scales, color=BLUE, width=0.6)
+ax.bar_label(bars, fmt="%.0f")
+ax.set(title="noise scale of our network", ylabel="samples", ylim=(0, 1.2 * max(scales)))
+plt.show()
+
+# %% [markdown]
+# It grows while the network learns: at first all samples agree which way is down, later each asks for something else.
+# So the batch may grow during training.
+#
+# ## 8. As large as it gets
 #
 # There are 1,150 digits to train with. How far can the batch grow? Each has 20 epochs, five of them warm-up (for LARS
 # and LAMB the rate grows with the square root of the batch, as You et al. 2020 have it):
@@ -468,6 +568,6 @@ for name, errors in final.items():
 # - `python scripts/train.py --ranks 2 --batch 512 --linear-scaling 64 --schedule "multistep:at=8/12,warmup=5"`
 #
 # *Sources: Goyal et al. 2017, Accurate, large minibatch SGD; You, Gitman, Ginsburg 2017 (LARS); You et al. 2020
-# (LAMB).*
+# (LAMB); McCandlish et al. 2018 (noise scale).*
 #
 # Next: `10_asynchrony.py`, where ranks stop waiting for each other.

@@ -21,7 +21,8 @@
 # 2. measures staleness, and shows on a parabola what it does;
 # 3. bounds it: **stale synchronous parallel** (SSP);
 # 4. writes a worker of **Downpour SGD**, and runs the library's on real ranks;
-# 5. looks at **Sandblaster**, which keeps the batch and makes it cheap to wait.
+# 5. averages **elastically**;
+# 6. looks at **Sandblaster**, which keeps the batch and makes it cheap to wait.
 
 # %%
 # %load_ext parallel.launch.notebook
@@ -35,6 +36,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 import checks
+import exercises.asynchrony as exercise
 import nn
 from checks import BLUE, GREEN, GREY, INK, ORANGE, RED
 from collectives import draw_timeline
@@ -106,6 +108,8 @@ def may_start(clock, slowest, bound):
     # return True
     # solution
     return clock - slowest <= bound
+    # wrong: who may go
+    # return clock - slowest < bound
     # end
 
 
@@ -184,6 +188,47 @@ draw_timeline(first(free["events"], 15), title="asynchronous")
 # ## 2. Staleness
 #
 # The **staleness** of an update is how many others the server has applied between the read and the push.
+#
+# **Exercise 2.** Compute it from the server's log: ("read", worker) and ("push", worker) in the order in which they
+# came.
+
+
+# %%
+def my_staleness(log):
+    """The staleness of every push, in order."""
+    found = []
+    # gap: what number of pushes had there been when this worker read
+    # for i, (kind, worker) in enumerate(log):
+    #     if kind == "push":
+    #         found.append(0)
+    # solution
+    pushes, read = 0, {}
+    for kind, worker in log:
+        if kind == "read":
+            read[worker] = pushes
+        else:
+            found.append(pushes - read[worker])
+            pushes += 1
+    # wrong: the staleness of every push
+    # last = {}
+    # for i, (kind, worker) in enumerate(log):
+    #     if kind == "push":
+    #         found.append(i - last.get(worker, i))
+    #     last[worker] = i
+    # wrong: the staleness of every push
+    # pushes, read = 0, {}
+    # for kind, worker in log:
+    #     if kind == "read":
+    #         read[worker] = pushes
+    #     else:
+    #         pushes += 1
+    #         found.append(pushes - read[worker])
+    # end
+    return found
+
+
+# %%
+exercise.check_staleness(my_staleness)
 
 # %%
 _, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2))
@@ -342,7 +387,7 @@ plt.show()
 # - g = gradient(w); gathered += g; w -= rate g;
 # - if this was the last of `push` steps: push `gathered`, and set it to zero.
 #
-# **Exercise 2.** Write a step of a worker. Arrays are changed in place (`w[:] = ...`); `step` counts from 0. (What is
+# **Exercise 3.** Write a step of a worker. Arrays are changed in place (`w[:] = ...`); `step` counts from 0. (What is
 # there fetches and pushes in every step, whatever it was told.)
 
 
@@ -362,107 +407,65 @@ def my_worker(step, w, gathered, server, gradient, rate, fetch, push):
     if (step + 1) % push == 0:
         server.push(gathered)
         gathered[:] = 0
+    # wrong: wanted are fetch in step 0
+    # if step % fetch == 0:
+    #     w[:] = server.fetch()
+    # g = gradient(w)
+    # gathered += g
+    # w -= rate * g
+    # if step % push == 0:
+    #     server.push(gathered)
+    #     gathered[:] = 0
+    # wrong: what is pushed
+    # if step % fetch == 0:
+    #     w[:] = server.fetch()
+    # g = gradient(w)
+    # gathered += g
+    # w -= rate * g
+    # if (step + 1) % push == 0:
+    #     server.push(gathered)
     # end
 
 
 # %%
-class Server:
-    """Parameters, and SGD or Adagrad: a rate for each number, G += d^2, w -= rate d / sqrt(G). Notes what comes."""
-
-    def __init__(self, w, rate, adagrad=False):
-        self.w, self.rate, self.squares, self.log = w.copy(), rate, np.zeros_like(w) if adagrad else None, []
-
-    def fetch(self):
-        self.log.append(("fetch", self.w.copy()))
-        return self.w.copy()
-
-    def push(self, d):
-        self.log.append(("push", d.copy()))
-        if self.squares is not None:
-            self.squares += d**2
-        self.w -= self.rate * (d if self.squares is None else d / (np.sqrt(self.squares) + 1e-10))
-
-
-def bowl(w):
-    """The gradient of (w0^2 + 4 w1^2) / 2."""
-    return w * np.array([1.0, 4.0])
-
-
-def walk(worker, steps=12, fetch=4, push=3):
-    """The places of the worker's copy, what it asked of the server in which step, and what it pushed."""
-    server = Server(np.array([1.0, 1.0]), 0.1)
-    w, gathered, places, asked = np.zeros(2), np.zeros(2), [], []
-    for step in range(steps):
-        checks.change(worker, step, w, gathered, server, bowl, 0.1, fetch, push)
-        places.append(w.copy())
-        asked += [f"{kind} in step {step}" for kind, _ in server.log[len(asked) :]]
-    return np.array(places), asked, np.array([d for kind, d in server.log if kind == "push"])
-
-
-def by_hand(fetch=4, push=3):
-    """What is wanted, worked out from the definition."""
-    server, waiting, places, asked, pushed = np.array([1.0, 1.0]), 0.0, [], [], []
-    for step in range(12):
-        if step % fetch == 0:
-            w = server.copy()
-            asked.append(f"fetch in step {step}")
-        moved = [bowl(w)]
-        w = w - 0.1 * moved[0]
-        waiting = moved[0] if step % push == 0 else waiting + moved[0]
-        if step % push == push - 1:
-            server = server - 0.1 * waiting
-            asked.append(f"push in step {step}")
-            pushed.append(waiting)
-        places.append(w)
-    return np.array(places), asked, np.array(pushed)
-
-
-def draw_walk(got, want):
-    """w over the steps."""
-    _, axes = plt.subplots(1, 2, figsize=(9, 2.8))
-    for i, ax in enumerate(axes):
-        ax.plot(want[:, i], color=GREY, lw=5, alpha=0.5, label="wanted")
-        ax.plot(got[:, i], "o-", color=RED, label="yours")
-        ax.set(xlabel="step", title=f"w[{i}] of the worker, fetch every 4, push every 3")
-    axes[0].legend()
-
-
-places, asked, pushed = walk(my_worker)
-wanted_places, wanted, wanted_pushes = by_hand()
-said = f"wanted are {', '.join(wanted[:5])}, ...; yours are {', '.join(asked[:5]) or 'none'}"
-checks.expect(asked == wanted, said, lambda: draw_walk(places, wanted_places))
-said = "the worker's w stays as it was given: change it in place, w[:] = ..., not w = ..."
-checks.expect(places.any(), said, lambda: draw_walk(places, wanted_places))
-own = places.copy()
-own[4:] = wanted_places[4:]
-checks.same(own, wanted_places, "the worker's parameters until it fetches again", draw=draw_walk)
-checks.same(pushed, wanted_pushes, "what is pushed, a row for each push")
-checks.same(places, wanted_places, "the worker's parameters after each step", draw=draw_walk)
-checks.right("fetch, push and the worker's own steps are as in the paper")
-draw_walk(places, wanted_places)
+exercise.check_worker(my_worker)
 
 # %% [markdown]
 # The worker's copy moves on between two fetches. Here, with one worker alone, its own steps are exactly what the server
 # makes of its pushes. With others it jumps at each fetch to what all have found.
 #
-# Adagrad on the server is what made Downpour stable: where many push hard, G grows and the rate falls. It is two lines
-# of `Server.push`, and the same as `nn.Adagrad`:
+# **Adagrad** on the server is what made Downpour stable (Duchi et al. 2011). Each number has a sum G of the squares of
+# all that was pushed to it, and its rate is divided by the root of G:
+#
+# $$ G \leftarrow G + d^2, \qquad w \leftarrow w - \frac{\eta}{\sqrt{G} + 10^{-10}}\, d . $$
+#
+# Where many push hard, G grows and the rate falls.
+#
+# **Exercise 4.** Write it; `w` and `squares` are changed in place.
+
 
 # %%
-rng = np.random.default_rng(0)
-start, pushes = rng.standard_normal(5), rng.standard_normal((20, 5))
-server, theirs, slots = Server(start, 0.1, adagrad=True), start.copy(), {"squares": np.zeros(5)}
-flat = nn.Network(nn.Linear(5, 1, bias=False), (5,), np.float64).layout
-padded = flat.zeros(np.float64)
-padded[:5], slots["squares"] = start, flat.zeros(np.float64)
-for step, d in enumerate(pushes):
-    server.push(d)
-    g = flat.zeros(np.float64)
-    g[:5] = d
-    nn.Adagrad(0.1).update(padded, g, slots, step, flat.region())
-print(f"20 pushes: ours and nn.Adagrad differ by {np.abs(server.w - padded[:5]).max():.1e}")
-assert np.allclose(server.w, padded[:5], rtol=1e-12)
+def my_adagrad(w, d, squares, rate):
+    """What the server does with a push d."""
+    # gap: first the squares, then the step
+    # w -= rate * d
+    # solution
+    squares += d**2
+    w -= rate * d / (np.sqrt(squares) + 1e-10)
+    # wrong: w after push 0
+    # w -= rate * d / (np.sqrt(squares) + 1e-10)
+    # squares += d**2
+    # wrong: the sums of squares after push
+    # squares[:] = 0.9 * squares + 0.1 * d**2
+    # w -= rate * d / (np.sqrt(squares) + 1e-10)
+    # end
 
+
+# %%
+exercise.check_adagrad(my_adagrad)
+
+# %%
+pushes = np.random.default_rng(0).standard_normal((20, 5))
 _, ax = plt.subplots(figsize=(6.4, 2.6))
 ax.plot([0.1 / np.sqrt((pushes[: n + 1] ** 2).sum(0)) for n in range(20)])
 ax.set(
@@ -512,7 +515,61 @@ assert errors[0][-1] < 15
 # This run is another one every time: who comes first is decided by the machine. (The share of late pushes tells how
 # busy its cores are.)
 #
-# ## 5. Sandblaster: make waiting cheap
+# ## 5. A rubber band
+#
+# Downpour's workers jump to the server's parameters when they fetch. In **elastic averaging** (Zhang, Choromanska,
+# LeCun 2015) each worker has parameters x of its own and trains with them. Every few steps x and the server's *center*
+# c pull at each other, as if by a rubber band:
+#
+# $$ d = \alpha\, (x - c), \qquad x \leftarrow x - d, \qquad c \leftarrow c + d . $$
+#
+# So workers may look at different places, and the center is where they agree.
+#
+# **Exercise 5.** Write it; both arrays are changed in place.
+
+
+# %%
+def my_elastic(x, center, alpha):
+    """Worker and center pull at each other."""
+    # gap: one distance for both
+    # x -= alpha * (x - center)
+    # solution
+    d = alpha * (x - center)
+    x -= d
+    center += d
+    # wrong: the sum of both changes
+    # x -= alpha * (x - center)
+    # center += alpha * (x - center)
+    # wrong: the worker does not move
+    # d = alpha * (x - center)
+    # x = x - d
+    # center += d
+    # end
+
+
+# %%
+exercise.check_elastic(my_elastic)
+
+# %%
+_, ax = plt.subplots(figsize=(7, 2.8))
+workers, center, ways = [np.array([start]) for start in (-2.0, 0.5, 3.0)], np.array([0.0]), []
+draws = np.random.default_rng(1)
+for step in range(60):
+    for x in workers:
+        x -= 0.1 * (x - 1 + draws.normal(0, 1, 1))  # noisy gradients of (x - 1)^2 / 2
+        if step % 4 == 3:
+            my_elastic(x, center, 0.2)
+    ways.append([*(x[0] for x in workers), center[0]])
+ways = np.array(ways)
+ax.plot(ways[:, :3], color=ORANGE, lw=1, label=["three workers", "", ""])
+ax.plot(ways[:, 3], color=BLUE, lw=2.5, label="center")
+ax.axhline(1, color=GREY, ls=":")
+ax.set(title="elastic averaging: the bottom is at 1", xlabel="step", ylabel="x")
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# ## 6. Sandblaster: make waiting cheap
 #
 # The other way of the same paper keeps the *whole* batch and a better method, **L-BFGS**, which learns the curvature
 # from the last m steps $s_i$ and the changes of the gradient $y_i$. The direction comes from two loops over them:

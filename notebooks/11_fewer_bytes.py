@@ -33,6 +33,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 import checks
+import exercises.fewer_bytes as exercise
 import nn
 from checks import BLUE, GREEN, GREY, INK, ORANGE, PINK, RED
 from collectives import price
@@ -136,13 +137,34 @@ plt.show()
 # zero. So before they are rounded all are multiplied by the same power of two, as large as it can be if the *sum* of
 # all workers' numbers must not go over 65,504 (Micikevicius et al. 2018). A power of two, for then only the exponent
 # changes, and no digit is lost.
+#
+# **Exercise 1.** Which power of two?
+
+
+# %%
+def scale_of(largest, ranks):
+    """What numbers up to `largest` are multiplied by, of which `ranks` are summed."""
+    # gap: the largest power of two for which the sum is at most 65,504
+    # return 2.0**16
+    # solution
+    return 2.0 ** np.floor(np.log2(65504 / ranks / largest))
+    # wrong: above 65,504
+    # return 2.0 ** np.floor(np.log2(65504 / largest))
+    # wrong: is no power of two
+    # return 65504 / ranks / largest
+    # wrong: above 65,504
+    # return 2.0 ** np.round(np.log2(65504 / ranks / largest))
+    # end
+
+
+# %%
+exercise.check_scale(scale_of)
 
 
 # %%
 def halve(g, ranks):
     """float16 numbers and the scale that they were multiplied by."""
-    exponent = np.floor(np.log2(65504 / ranks) - np.log2(np.abs(g).max()))
-    scale = 2.0**exponent
+    scale = scale_of(np.abs(g).max(), ranks)
     return (g * np.float32(scale)).astype(np.float16), scale
 
 
@@ -190,7 +212,7 @@ assert np.array_equal(total, scaled)
 # $E\lfloor t + U\rfloor = t$, so the decoded vector is v on average, and its variance is at most
 # $\min(n/s^2, \sqrt n/s)\,\lVert v\rVert^2$.
 #
-# **Exercise 1.** Write the decoded vector. (What is there rounds to the nearest level.)
+# **Exercise 2.** Write the decoded vector. (What is there rounds to the nearest level.)
 
 
 # %%
@@ -202,6 +224,12 @@ def my_qsgd(v, s, U):
     # solution
     norm = np.linalg.norm(v)
     return norm / s * np.floor(s * v / norm + U)
+    # wrong: rounding has a bias
+    # norm = np.linalg.norm(v)
+    # return norm / s * np.floor(s * v / norm)
+    # wrong: not all values are whole levels
+    # norm = np.linalg.norm(v)
+    # return norm / s * (s * v / norm + U - 0.5)
     # end
 
 
@@ -285,6 +313,43 @@ curves = {
 draw_errors(curves, "Rounding: bias is worse than noise")
 
 # %% [markdown]
+# The fewest bits are one: the **sign** (Seide et al. 2014). With it two numbers are sent, the mean of all that are
+# positive and the mean of all others, and these are what is decoded. (The rest is remembered, as below.)
+#
+# **Exercise 3.** Pack eight signs into a byte: `np.packbits` makes bytes of an array of True and False, and
+# `np.unpackbits(bits, count=n)` gives n of them back.
+
+
+# %%
+def pack_signs(p):
+    """(bytes of the bits: positive or not, mean of the positive numbers, mean of the others)."""
+    # gap: a bit each
+    # return (p > 0).astype(np.uint8), p.mean(), -p.mean()
+    # solution
+    positive = p > 0
+    return np.packbits(positive), p[positive].mean(), p[~positive].mean()
+    # wrong: the mean of the positive numbers, and that of the others
+    # size = np.abs(p).mean()
+    # return np.packbits(p > 0), size, -size
+    # end
+
+
+def unpack_signs(bits, high, low, count):
+    """The decoded numbers."""
+    # gap: from bits to means
+    # return np.full(count, high)
+    # solution
+    return np.where(np.unpackbits(bits, count=count), high, low)
+    # wrong: the signs do not come back in their places
+    # return np.where(np.unpackbits(bits, count=count, bitorder="little"), high, low)
+    # end
+
+
+# %%
+exercise.check_signs(pack_signs, unpack_signs)
+print(f"{4 * COUNT:,} bytes of float32 become {pack_signs(example)[0].nbytes:,}")
+
+# %% [markdown]
 # ## 4. The largest only, and a memory
 #
 # Send only the 1% of the gradients that are largest in magnitude, with their places. If the others are thrown away,
@@ -295,7 +360,7 @@ draw_errors(curves, "Rounding: bias is worse than noise")
 #
 # Nothing is lost, it only comes later: at any time *sum of all sent + e = sum of all g*.
 #
-# **Exercise 2.** Write it. `e` is changed in place. (What is there has no memory.)
+# **Exercise 4.** Write it. `e` is changed in place. (What is there has no memory.)
 
 
 # %%
@@ -313,6 +378,17 @@ def my_topk(g, e, k):
     sent[largest] = e[largest]
     e -= sent
     return sent
+    # wrong: what is in the memory?
+    # largest = np.argsort(-np.abs(g))[:k]
+    # sent = np.zeros_like(g)
+    # sent[largest] = g[largest]
+    # e += g - sent
+    # return sent
+    # wrong: yours sends 20
+    # e += g
+    # sent = e.copy()
+    # e -= sent
+    # return sent
     # end
 
 
@@ -400,7 +476,47 @@ draw_errors(curves, "One gradient in a hundred")
 # $$ u \leftarrow m\,u + g, \qquad v \leftarrow v + u, \qquad
 #    \text{send the largest of } v;\ \text{there } u = v = 0 . $$
 #
-# The optimizer then has no momentum of its own. Written out, and compared with the library's:
+# The optimizer then has no momentum of its own.
+#
+# **Exercise 5.** Write a step of one worker; u and v are changed in place. (What is there remembers gradients.)
+
+
+# %%
+def my_dgc(g, u, v, m, k):
+    """What is sent: zeros but for k entries."""
+    # gap: velocity, memory, choice, and what becomes of both where it was sent
+    # v += g
+    # largest = np.argsort(-np.abs(v), kind="stable")[:k]
+    # sent = np.zeros_like(v)
+    # sent[largest] = v[largest]
+    # v[largest] = 0
+    # return sent
+    # solution
+    u *= m
+    u += g
+    v += u
+    largest = np.argsort(-np.abs(v), kind="stable")[:k]
+    sent = np.zeros_like(v)
+    sent[largest] = v[largest]
+    u[largest] = v[largest] = 0
+    return sent
+    # wrong: u after step
+    # u *= m
+    # u += g
+    # v += u
+    # largest = np.argsort(-np.abs(v), kind="stable")[:k]
+    # sent = np.zeros_like(v)
+    # sent[largest] = v[largest]
+    # v[largest] = 0
+    # return sent
+    # end
+
+
+# %%
+exercise.check_dgc(my_dgc)
+
+# %% [markdown]
+# For every tensor of every worker, and compared with the library's:
 
 
 # %%
@@ -411,13 +527,9 @@ def dgc(share, momentum=0.9):
     def exchange(gradients, step):
         total = np.zeros(COUNT, np.float32)
         for i, g in enumerate(gradients):
-            u[i] = momentum * u[i] + g
-            v[i] += u[i]
             for part in tensors:  # the largest of each tensor
                 k = int(np.ceil(share * (part.stop - part.start)))
-                chosen = part.start + np.argsort(-np.abs(v[i, part]), kind="stable")[:k]
-                total[chosen] += v[i, chosen]
-                v[i, chosen] = u[i, chosen] = 0
+                total[part] += my_dgc(g[part], u[i, part], v[i, part], momentum, k)
         return total
 
     return exchange

@@ -32,6 +32,7 @@ import numpy as np
 
 import checks
 import collectives
+import exercises.zero as exercise
 import nn
 from checks import BLUE, GREEN, GREY, INK, ORANGE, RED
 from collectives import price, puzzles
@@ -70,6 +71,11 @@ def my_bytes(count, ranks, stage):
     gradients = 4 * count / (ranks if stage >= 2 else 1)
     moments = 8 * count / (ranks if stage >= 1 else 1)
     return parameters, gradients, moments
+    # wrong: GB of [stage
+    # parameters = 4 * count / (ranks if stage >= 1 else 1)
+    # gradients = 4 * count / (ranks if stage >= 2 else 1)
+    # moments = 8 * count / (ranks if stage >= 3 else 1)
+    # return parameters, gradients, moments
     # end
 
 
@@ -91,23 +97,50 @@ def draw_bytes(got, want=None):
 
 
 psi = 7.5  # billions, so that bytes are GB
-mine = [checks.several(3, my_bytes, psi, 64, stage) for stage in range(4)]
-wanted = psi * np.array([[4, 4, 8], [4, 4, 8 / 64], [4, 4 / 64, 8 / 64], [4 / 64, 4 / 64, 8 / 64]])
-checks.same(mine, wanted, "GB of [stage, (parameters, gradients, moments)]", draw=draw_bytes)
-checks.right("120 GB become 1.9")
-draw_bytes(np.array(mine, float))
+exercise.check_bytes(my_bytes, psi, draw_bytes)
+plt.show()
 
 # %% [markdown]
-# The paper's figure shows 120, 31.4, 16.6 and 1.9 GB for the same model, and yours 120, 60.9, 31.4 and 1.9. Both are
-# right. The paper trains in **mixed precision**: a parameter takes 2 bytes, its gradient 2, and the optimizer keeps 12:
-# a copy of the parameter in float32 and the two moments. That is $16\,\Psi$ as well, but stage 1 shards 12 of the 16
-# bytes instead of 8, and so on:
+# The paper's figure shows 120, 31.4, 16.6 and 1.9 GB for the same model on the same 64 ranks. Yours shows 120, 60.9,
+# 31.4 and 1.9. Both are right: the paper trains in **mixed precision**. Forward and backward compute with 16 bits, so a
+# parameter takes 2 bytes and its gradient 2. The optimizer keeps a copy of the parameter in float32 (4 bytes), because
+# most updates are too small to change a number of 16 bits, and both moments in float32 (8). That is $2 + 2 + 12 = 16$
+# bytes as well. But what stage 1 shares out, all that the optimizer keeps, is now 12 of the 16 bytes; in float32 it was
+# 8.
 #
-# | | float32 | mixed precision |
-# |---|---|---|
-# | stage 1 | $8\,\Psi + 8\,\Psi/N$ = 60.9 GB | $4\,\Psi + 12\,\Psi/N$ = 31.4 GB |
-# | stage 2 | $4\,\Psi + 12\,\Psi/N$ = 31.4 GB | $2\,\Psi + 14\,\Psi/N$ = 16.6 GB |
-# | stage 3 | $16\,\Psi/N$ = 1.9 GB | $16\,\Psi/N$ = 1.9 GB |
+# **Exercise 2.** Write the bytes of mixed precision.
+
+
+# %%
+def mixed_bytes(count, ranks, stage):
+    """(parameters, gradients, optimizer): bytes that a rank keeps, in mixed precision with Adam; stages 0 to 3."""
+    # gap: what is 16 bits, what is the optimizer's, and what the stage shares out
+    # return my_bytes(count, ranks, stage)
+    # solution
+    parameters = 2 * count / (ranks if stage >= 3 else 1)
+    gradients = 2 * count / (ranks if stage >= 2 else 1)
+    optimizer = 12 * count / (ranks if stage >= 1 else 1)
+    return parameters, gradients, optimizer
+    # wrong: it keeps the parameters in float32, too
+    # parameters = 2 * count / (ranks if stage >= 3 else 1)
+    # gradients = 2 * count / (ranks if stage >= 2 else 1)
+    # return parameters, gradients, 8 * count / (ranks if stage >= 1 else 1)
+    # wrong: stage 1 shares it out like the moments
+    # parameters = 2 * count / (ranks if stage >= 3 else 1)
+    # gradients = 2 * count / (ranks if stage >= 2 else 1)
+    # return parameters, gradients, 4 * count + 8 * count / (ranks if stage >= 1 else 1)
+    # end
+
+
+# %%
+mixed = exercise.check_mixed(mixed_bytes, psi)
+print("GB a rank     float32   mixed precision")
+for stage, name in enumerate(("replicated", "stage 1", "stage 2", "stage 3")):
+    print(f"{name:12} {sum(my_bytes(psi, 64, stage)):8.1f} {mixed[stage].sum():17.1f}")
+
+# %% [markdown]
+# Stage 1 in mixed precision is $4\,\Psi + 12\,\Psi/N$, the same formula as stage 2 in float32: that is why 31.4 stands
+# in both columns, one line apart.
 #
 # What is the largest model that fits? With 80 GB on every rank, and a quarter of it left for activations:
 
@@ -149,7 +182,7 @@ plt.show()
 #
 # The same bytes travel as before, and the optimizer's work is shared out, too.
 #
-# **Exercise 2.** Write it for N ranks in one process. `w[r]` are the parameters that rank r has (all of them), `g[r]`
+# **Exercise 3.** Write it for N ranks in one process. `w[r]` are the parameters that rank r has (all of them), `g[r]`
 # its gradients, `m[r]` and `v[r]` its moments, *of its part alone*. `chunk(count, N, r)` says where that is. (What is
 # there updates each part with the rank's own gradients: the sum is missing, and so is the allgather.)
 
@@ -178,6 +211,14 @@ def my_zero1(w, g, m, v, step):
         lo, hi = chunk(count, N, r)
         for q in range(N):  # allgather
             w[q][lo:hi] = w[r][lo:hi]
+    # wrong: parameters of [rank, place]
+    # for r in range(N):
+    #     lo, hi = chunk(count, N, r)
+    #     adam(w[r][lo:hi], sum(g[q][lo:hi] for q in range(N)), m[r], v[r], step)
+    # wrong: has its own part wrong
+    # for r in range(N):
+    #     lo, hi = chunk(count, N, r)
+    #     adam(w[r][lo:hi], sum(g[q][lo:hi] for q in range(N)) / N, m[r], v[r], step)
     # end
 
 
@@ -225,8 +266,30 @@ draw_ranks(got, want)
 # %% [markdown]
 # Adam looks at each number by itself, so it may be cut anywhere. What looks at a **norm** may not: clipping, LARS and
 # LAMB (notebook 09) need the length of a whole tensor, or of all. Each shard has a sum of squares, and these are summed
-# over the ranks first: one number, one small allreduce. Who forgets it clips each shard by itself, and that is another
-# direction:
+# over the ranks first: one number, one small allreduce.
+#
+# **Exercise 4.** Clip the gradient whose shards lie on different ranks, so that all of it is at most `limit` long.
+
+
+# %%
+def clip_shards(shards, limit):
+    """The clipped shards; shards[r] is rank r's part of the gradient."""
+    # gap: one length for all
+    # return [g * min(1, limit / np.linalg.norm(g)) for g in shards]
+    # solution
+    length = np.sqrt(sum(np.sum(g**2) for g in shards))  # an allreduce of one number
+    return [g * min(1, limit / length) for g in shards]
+    # wrong: the clipped gradient, all shards
+    # length = sum(np.linalg.norm(g) for g in shards)
+    # return [g * min(1, limit / length) for g in shards]
+    # end
+
+
+# %%
+exercise.check_clip(clip_shards)
+
+# %% [markdown]
+# Who forgets the sum clips each shard by itself, and that is another direction:
 
 # %%
 rng = np.random.default_rng(2)
@@ -315,7 +378,7 @@ assert np.isclose(traffic["stages 1, 2: reduce-scatter, allgather"], 2 * (N - 1)
 # If each layer is gathered only when it is needed, ranks wait for it eight times. If all are gathered at first, nothing
 # was saved. The way out: while layer l is computed, the shards of layer l + 1 come.
 #
-# **Exercise 3** is a puzzle: your schedule is graded by the same readers that check and price the library's own.
+# **Exercise 5** is a puzzle: your schedule is graded by the same readers that check and price the library's own.
 
 # %%
 print(puzzles.fsdp)
@@ -350,6 +413,17 @@ def my_fsdp(rank, size, count):
                 to, source = (rank + k) % size, (rank - k) % size
                 steps += [Send(to, "x", layer + 1, layer + 2), Recv(source, "full", at + source, at + source + 1)]
         yield tuple(steps)
+    # wrong: wrong
+    # for layer in range(-1, count):
+    #     steps = []
+    #     if layer >= 0:
+    #         steps.append(Compute(f"L{layer}", (Slice("full", 0, size),), (Slice("y", layer, layer + 1),), 4.0))
+    #     if layer + 1 < count:
+    #         steps.append(Copy("full", rank, rank + 1, "x", layer + 1))
+    #         for k in range(1, size):
+    #             to, source = (rank + k) % size, (rank - k) % size
+    #             steps += [Send(to, "x", layer + 1, layer + 2), Recv(source, "full", source, source + 1)]
+    #     yield tuple(steps)
     # end
 
 

@@ -31,12 +31,13 @@
 
 # %%
 from functools import wraps
-from itertools import islice, product
+from itertools import combinations, islice, pairwise, product
 
 import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
+import exercises.pipelines as exercise
 import nn
 from checks import BLUE, GREEN, GREY, INK, ORANGE, RED, SKY
 from collectives import puzzles
@@ -45,7 +46,7 @@ from parallel.planning.partition import partition
 from parallel.planning.profile import LayerProfile
 from parallel.strategies.pipeline.actions import Action, PipelineError, read, write
 from parallel.strategies.pipeline.checking import check
-from parallel.strategies.pipeline.picture import compare, draw, measured
+from parallel.strategies.pipeline.picture import COLOURS, compare, draw, measured
 from parallel.strategies.pipeline.schedules import rows
 
 # %matplotlib inline
@@ -97,6 +98,20 @@ def my_gpipe(rank, ranks, micro_batches):
         yield Action(rank, "F", i)
     for i in range(micro_batches):
         yield Action(rank, "B", i)
+    # wrong: takes
+    # for i in range(micro_batches // 2):
+    #     yield Action(rank, "F", i)
+    # for i in range(micro_batches // 2):
+    #     yield Action(rank, "B", i)
+    # for i in range(micro_batches // 2, micro_batches):
+    #     yield Action(rank, "F", i)
+    # for i in range(micro_batches // 2, micro_batches):
+    #     yield Action(rank, "B", i)
+    # wrong: cannot run
+    # for i in range(micro_batches):
+    #     yield Action(rank, "B", i)
+    # for i in range(micro_batches):
+    #     yield Action(rank, "F", i)
     # end
 
 
@@ -149,8 +164,11 @@ for p, colour in ((2, GREEN), (4, BLUE), (8, ORANGE)):
     idle = [1 - 3 * m / check("gpipe", p, int(m)).makespan for m in micro]
     left.plot(micro, 100 * (p - 1) / (micro + p - 1), color=colour, lw=5, alpha=0.35)
     left.plot(micro, 100 * np.array(idle), "o", color=colour, label=f"{p} stages")
-    right.plot(micro, [max(check("gpipe", p, int(m)).peaks) for m in micro], "o-", color=colour, label=f"{p} stages")
     assert np.allclose(idle, (p - 1) / (micro + p - 1))
+kept = np.array([[max(check("gpipe", p, int(m)).peaks) for m in micro] for p in (2, 4, 8)])
+assert (kept == micro).all(), "the same for any number of stages"
+right.plot(micro, kept[0], "o-", color=INK, label="2, 4 and 8 stages: all m")
+right.legend()
 for ax in (left, right):
     ax.set(xscale="log", xlabel="micro-batches m")
     ax.set_xticks(micro, micro)
@@ -190,6 +208,13 @@ def my_1f1b(rank, size, count):
         if ahead + i < count:
             order.append(("F", ahead + i))
         order.append(("B", i))
+    # wrong: over the limit
+    # ahead = min(size, count)
+    # order = [("F", i) for i in range(ahead)]
+    # for i in range(count):
+    #     order.append(("B", i))
+    #     if ahead + i < count:
+    #         order.append(("F", ahead + i))
     # end
     yield from Stage(rank, size).rounds(order)
 
@@ -202,7 +227,22 @@ grade.draw()
 # %% [markdown]
 # The bubble is as large as GPipe's, but stage s keeps at most p - s micro-batches, however many there are. That is why
 # everybody uses it.
-#
+
+# %%
+_, ax = plt.subplots(figsize=(7, 2.8))
+ax.plot(micro, micro, "s-", color=INK, label="GPipe, any number of stages")
+for p, colour, mark in ((8, ORANGE, "^"), (4, BLUE, "o"), (2, GREEN, "v")):
+    kept = [max(check("1f1b", p, int(m)).peaks) for m in micro]
+    ax.plot(micro, kept, f"{mark}-", color=colour, label=f"1F1B, {p} stages: at most {max(kept)}")
+ax.set(title="Micro-batches whose activations are kept", xlabel="micro-batches m", ylabel="on the first stage")
+ax.set(xscale="log", yscale="log")
+for axis in (ax.xaxis, ax.yaxis):
+    axis.set_ticks(micro, micro)
+    axis.set_ticks([], minor=True)
+ax.legend()
+plt.show()
+
+# %% [markdown]
 # ## 4. Zero bubble
 #
 # B does two things: **I**, the gradient of the stage's input, and **W**, the gradient of its weights. The stage before
@@ -217,7 +257,11 @@ gW = x.T @ gy  # W: needs x and gy, and nobody needs it before the update
 
 fig, ax = plt.subplots(figsize=(7, 2.1))
 ax.set_title("Backward in two halves: who waits for which")
-for text, at, colour in (("x, gy", 0.06, GREY), ("I: gx = gy W'", 0.4, GREEN), ("W: gW = x' gy", 0.4, ORANGE)):
+for text, at, colour in (
+    ("x, gy", 0.06, GREY),
+    ("I: gx = gy W'", 0.4, COLOURS["I"]),
+    ("W: gW = x' gy", 0.4, COLOURS["W"]),
+):
     y = {"x, gy": 0.5, "I: gx = gy W'": 0.8, "W: gW = x' gy": 0.2}[text]
     ax.text(at, y, text, ha="center", va="center", bbox=dict(boxstyle="round,pad=0.5", fc="white", ec=colour, lw=2))
 for y, what in ((0.8, "the stage before, at once"), (0.2, "the update, at the end of the step")):
@@ -251,6 +295,11 @@ def my_zero_bubble(rank, size, count):
     for i in range(count):
         order += [("I", i)] + [("W", i - rank)] * (i >= rank) + [("F", ahead + i)] * (ahead + i < count)
     order += [("W", i) for i in range(max(0, count - rank), count)]
+    # wrong: over the limit
+    # ahead = min(size - rank, count)
+    # order = [("F", i) for i in range(ahead)]
+    # for i in range(count):
+    #     order += [("I", i), ("W", i)] + [("F", ahead + i)] * (ahead + i < count)
     # end
     yield from Stage(rank, size).rounds(order)
 
@@ -339,9 +388,96 @@ ax.set_title("blue has run; nothing else ever will")
 plt.show()
 
 # %% [markdown]
+# **Exercise 4.** Write the heart of the checker: when is the last action done? `orders[s]` is the list of ("F", i) and
+# ("B", i) of stage s, of as many stages as there are lists. F takes 1 and B takes 2, messages nothing. F of micro-batch
+# i waits for F of i on the stage before; B for B of i on the stage behind, and on the last stage for its own F. If the
+# stages wait for each other for ever, return `np.inf`.
+
+
+# %%
+def my_finish(orders):
+    """When the last action of all is done."""
+    done, at, now = {}, [0] * len(orders), [0.0] * len(orders)  # done[kind, i, stage]: when
+    # gap: as long as some stage can run its next action, run it: when does it begin?
+    # return max(sum(1 if kind == "F" else 2 for kind, _ in order) for order in orders)
+    # solution
+    moved = True
+    while moved:
+        moved = False
+        for s, order in enumerate(orders):
+            while at[s] < len(order):
+                kind, i = order[at[s]]
+                before = (kind, i, s - 1 if kind == "F" else s + 1)
+                if kind == "B" and s == len(orders) - 1:
+                    before = ("F", i, s)
+                first = kind == "F" and s == 0
+                if not first and before not in done:
+                    break
+                now[s] = max(now[s], 0 if first else done[before]) + (1 if kind == "F" else 2)
+                done[kind, i, s] = now[s]
+                at[s] += 1
+                moved = True
+    return max(now) if all(a == len(order) for a, order in zip(at, orders, strict=True)) else np.inf
+    # wrong: infinity (np.inf) is expected
+    # for _ in range(sum(map(len, orders))):
+    #     for s, order in enumerate(orders):
+    #         while at[s] < len(order):
+    #             kind, i = order[at[s]]
+    #             before = (kind, i, s - 1 if kind == "F" else s + 1)
+    #             if kind == "B" and s == len(orders) - 1:
+    #                 before = ("F", i, s)
+    #             first = kind == "F" and s == 0
+    #             if not first and before not in done:
+    #                 break
+    #             now[s] = max(now[s], 0 if first else done[before]) + (1 if kind == "F" else 2)
+    #             done[kind, i, s] = now[s]
+    #             at[s] += 1
+    # return max(now)
+    # end
+
+
+# %%
+exercise.check_finish(my_finish)
+
+# %% [markdown]
 # ## 6. The plan
 #
-# Where should the network be cut? A pipeline is as fast as its slowest stage. A stage that is too slow may lie on
+# Where should the network be cut? A pipeline is as fast as its slowest stage.
+#
+# **Exercise 5.** Cut layers that take `seconds[l]` into p stages that follow each other, so that the slowest stage is
+# as fast as it can be. (Few layers: `combinations(range(1, len(seconds)), p - 1)` are all ways to cut.)
+
+
+# %%
+def my_cuts(seconds, p):
+    """p - 1 cuts in order: cut c lies before layer c."""
+
+    # gap: of all cuts those with the fastest slowest stage
+    # return [round(k * len(seconds) / p) for k in range(1, p)]
+    # solution
+    def slowest(cuts):
+        ends = [0, *cuts, len(seconds)]
+        return max(sum(seconds[a:b]) for a, b in pairwise(ends))
+
+    return min(combinations(range(1, len(seconds)), p - 1), key=slowest)
+    # wrong: is possible
+    # cuts, total = [], 0
+    # for l, t in enumerate(seconds):
+    #     if l and len(cuts) < p - 1 and total >= sum(seconds) / p:
+    #         cuts.append(l)
+    #         total = 0
+    #     total += t
+    # return (cuts + [c for c in range(1, len(seconds)) if c not in cuts])[: p - 1] and sorted(
+    #     (cuts + [c for c in range(1, len(seconds)) if c not in cuts])[: p - 1]
+    # )
+    # end
+
+
+# %%
+exercise.check_cuts(my_cuts)
+
+# %% [markdown]
+# A stage that is too slow may lie on
 # several ranks, which take micro-batches in turn (and sum their gradients). PipeDream (Harlap et al. 2018) finds the
 # best plan with a dynamic programme. Layers i ... j on m ranks take, for each mini-batch, with weights of w bytes and
 # bandwidth B,
@@ -366,7 +502,7 @@ for ax, values, name, colour in zip(
 plt.show()
 
 # %% [markdown]
-# **Exercise 4.** Write A(j, m) by recursion; the first j layers are those with numbers 0 ... j - 1, and `stage(i, j,
+# **Exercise 6.** Write A(j, m) by recursion; the first j layers are those with numbers 0 ... j - 1, and `stage(i, j,
 # m)` is T(i, ..., j - 1; m). So a last stage of the layers s ... j - 1 on n ranks leaves the first s layers for m - n
 # ranks, and the link before it carries a[s - 1]. (What is there knows only one stage: data parallelism.)
 
@@ -386,14 +522,21 @@ def my_plan(j, m):
     for s, n in product(range(1, j), range(1, m)):
         best = min(best, max(my_plan(s, m - n), 2 * a[s - 1] / B, stage(s, j, n)))
     return best
+    # wrong: bandwidth 1
+    # best = stage(0, j, m)
+    # for s, n in product(range(1, j), range(1, m)):
+    #     best = min(best, max(my_plan(s, m - n), stage(s, j, n)))
+    # return best
+    # wrong: seconds of the best plan
+    # best = stage(0, j, m)
+    # for s in range(1, j):
+    #     if m > 1:
+    #         best = min(best, max(my_plan(s, m - 1), 2 * a[s - 1] / B, stage(s, j, 1)))
+    # return best
     # end
 
 
 # %%
-layers = [
-    LayerProfile(str(i), t / 3, 2 * t / 3, out, weights)
-    for i, (t, out, weights) in enumerate(zip(T, a, w, strict=True))
-]
 ranks = range(1, 9)
 
 
@@ -407,7 +550,13 @@ def draw_plans(got, want):
     ax.legend()
 
 
-for B in (1.0, 10.0):  # first with a slow link, which must be counted
+# first with a slow link, which must be counted; then the layers the other way round
+networks = (1.0, T, a, w), (10.0, T[::-1], a[::-1], w[::-1]), (10.0, T, a, w)
+for B, T, a, w in networks:
+    layers = [
+        LayerProfile(str(i), t / 3, 2 * t / 3, out, weights)
+        for i, (t, out, weights) in enumerate(zip(T, a, w, strict=True))
+    ]
     mine = np.array([checks.numbers(my_plan, 5, m) for m in ranks])
     wanted = np.array([partition(layers, m, B).seconds for m in ranks])
     checks.same(mine, wanted, f"seconds of the best plan on 1, 2, ... ranks, bandwidth {B:g}", draw=draw_plans)

@@ -20,9 +20,10 @@
 # 1. cut a matrix product in two ways, and see what each has to send;
 # 2. put both together, so that two layers need one sum: **f** and **g**;
 # 3. cut attention by its heads;
-# 4. compute a cross-entropy of which no rank has all the outputs;
-# 5. price it: why it stays inside a node;
-# 6. train a transformer on two real ranks: the same numbers as on one.
+# 4. look up words in a table of which no rank has all;
+# 5. compute a cross-entropy of which no rank has all the outputs;
+# 6. price it: why it stays inside a node;
+# 7. train a transformer on two real ranks: the same numbers as on one.
 
 # %%
 # %load_ext parallel.launch.notebook
@@ -32,6 +33,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
+import exercises.tensor as exercise
 import nn
 from checks import BLUE, GREEN, GREY, INK, ORANGE, PINK, RED
 from collectives import price
@@ -198,6 +200,25 @@ def my_mlp(X, A, B, gZ):
         gA.append(X.T @ gH)
         gX = gX + gH @ a.T  # f, backward: X has gone into all parts
     return Z, gX, gA, gB
+    # wrong: the gradient of X on 2 ranks
+    # Z, gA, gB = 0, [], []
+    # for a, b in zip(A, B, strict=True):
+    #     y, back = GeLU(X @ a)
+    #     Z = Z + y @ b
+    #     gB.append(y.T @ gZ)
+    #     gH = back(gZ @ b.T)
+    #     gA.append(X.T @ gH)
+    #     gX = gH @ a.T
+    # return Z, gX, gA, gB
+    # wrong: the gradient of part 0 of A
+    # Z, gX, gA, gB = 0, 0, [], []
+    # for a, b in zip(A, B, strict=True):
+    #     y, back = GeLU(X @ a)
+    #     Z = Z + y @ b
+    #     gB.append(y.T @ gZ)
+    #     gA.append(X.T @ (gZ @ b.T))
+    #     gX = gX + back(gZ @ b.T) @ a.T
+    # return Z, gX, gA, gB
     # end
 
 
@@ -254,7 +275,11 @@ plt.show()
 #
 # Multi-head attention is made for this. Head h has its own columns of the matrices for queries, keys and values, and
 # does its softmax by itself; the projection at the end takes all heads' outputs side by side: cut it by rows. So: f,
-# some heads on each rank, g. Written out for one sequence, and compared with `nn.MultiHeadAttention`:
+# some heads on each rank, g.
+#
+# **Exercise 2.** Write a rank's term, for one sequence x (T, D), with `causal_attention` of notebook 13b. Of the
+# library's weights `p.Wqkv` has the columns of all queries, then of all keys, then of all values; `p.Wo` is the
+# projection. (Biases of q, k and v are 0 here; that of the output, `p.bo`, is added once, behind g.)
 
 # %%
 T, D, H = 7, 12, 4
@@ -265,26 +290,44 @@ p = attention.layout.views(flat)
 x = np.random.default_rng(4).standard_normal((T, D))
 
 
+def causal_attention(q, k, v):
+    """(y, weights), position t sees 0 to t."""
+    scores = np.where(np.tri(len(q), dtype=bool), q @ k.T / np.sqrt(q.shape[1]), -np.inf)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights @ v, weights
+
+
 def some_heads(x, heads):
-    """This rank's term of the output, and the probabilities of its heads."""
-    d, term, shown = D // H, 0, []
+    """This rank's term of the output, and a list of the weights of its heads."""
+    d, term, shown = D // H, np.zeros_like(x), []
     Q, K, V = np.split(p.Wqkv, 3, axis=1)
     for h in heads:
-        mine = slice(h * d, (h + 1) * d)  # columns of Q, K, V, and rows of the projection
-        q, k, v = x @ Q[:, mine], x @ K[:, mine], x @ V[:, mine]
-        scores = np.where(np.tri(T, dtype=bool), q @ k.T / np.sqrt(d), -np.inf)
-        weights = np.exp(scores - scores.max(1, keepdims=True))
-        weights /= weights.sum(1, keepdims=True)
-        term = term + weights @ v @ p.Wo[mine]
+        # gap: its columns of Q, K and V; its rows of the projection
+        # y, weights = causal_attention(x @ Q, x @ K, x @ V)
+        # term += y @ p.Wo
+        # shown.append(weights)
+        # solution
+        mine = slice(h * d, (h + 1) * d)
+        y, weights = causal_attention(x @ Q[:, mine], x @ K[:, mine], x @ V[:, mine])
+        term += y @ p.Wo[mine]
         shown.append(weights)
+        # wrong: the sum of 1 ranks' terms
+        # mine = slice(h * d, (h + 1) * d)
+        # y, weights = causal_attention(x @ Q[:, mine], x @ K[:, mine], x @ V[:, mine])
+        # term += y @ p.Wo[: d]
+        # shown.append(weights)
+        # wrong: the sum of 1 ranks' terms
+        # y, weights = causal_attention(x @ Q[:, h::H], x @ K[:, h::H], x @ V[:, h::H])
+        # term += y @ p.Wo[h::H]
+        # shown.append(weights)
+        # end
     return term, shown
 
 
+# %%
+exercise.check_heads(some_heads, attention, p, x)
 terms = [some_heads(x, heads) for heads in ((0, 1), (2, 3))]  # two ranks
-y = terms[0][0] + terms[1][0] + p.bo  # g; the bias is added once, behind it
-theirs, _ = attention.forward(p, x[None], attention.context())
-print(f"two ranks with two heads each, and nn: differ by {np.abs(y - theirs[0]).max():.1e}")
-assert np.allclose(y, theirs[0], rtol=1e-12, atol=1e-14)
 
 _, axes = plt.subplots(1, 4, figsize=(11, 2.7), sharey=True)
 for h, ax in enumerate(axes):
@@ -298,7 +341,36 @@ plt.show()
 # So a block of a transformer has two pairs of f and g: four allreduces of N T D numbers, two forward and two backward.
 # And there cannot be more ranks than heads.
 #
-# ## 4. A loss of which nobody has all the outputs
+# ## 4. Words of which nobody has all
+#
+# Before the blocks, each of V words (50,000 and more) has a row of D numbers in a table, the **embedding**. It is cut
+# by rows: a rank has the words from `first` on. A rank that does not have a word gives zeros for it, and the terms are
+# summed: g again.
+#
+# **Exercise 3.** Write a rank's term, for any array of ids. (Ids of other ranks' words must not read outside of the
+# table.)
+
+
+# %%
+def my_lookup(part, first, ids):
+    """(..., D): the rows of `part`, whose first row is that of the word `first`; 0 for the words of other ranks."""
+    # gap: the rows that are here, zeros elsewhere
+    # return part[np.clip(ids - first, 0, len(part) - 1)]
+    # solution
+    here = (ids >= first) & (ids < first + len(part))
+    return np.where(here[..., None], part[np.where(here, ids - first, 0)], 0)
+    # wrong: gives something for ids that it does not have
+    # return np.where((ids >= first)[..., None], part[np.clip(ids - first, 0, len(part) - 1)], 0)
+    # wrong: raises IndexError
+    # return np.where((ids >= first)[..., None], part[ids - first], 0)
+    # end
+
+
+# %%
+exercise.check_embedding(my_lookup)
+
+# %% [markdown]
+# ## 5. A loss of which nobody has all the outputs
 #
 # The last layer has V outputs, one for every word: 50,000 and more. It is cut by columns, and gathering all of them
 # would be the largest message of the step. But the loss needs little of them. For one place with the target y:
@@ -309,7 +381,7 @@ plt.show()
 # logit**, which one rank has, and all others give as zero. The gradient $\mathrm{softmax}(z) - \mathrm{onehot}$ is
 # then local.
 #
-# **Exercise 2.** Write it for all ranks in one process: `z[i]` are the logits of rank i, for the classes from
+# **Exercise 4.** Write it for all ranks in one process: `z[i]` are the logits of rank i, for the classes from
 # `first[i]` on. (What is there lets each rank take its own maximum and its own sum.)
 
 
@@ -338,6 +410,26 @@ def my_split_loss(z, first, target):
         g[rows[here], target[here] - lo] -= 1
         gz.append(g)
     return np.log(total) - own, gz
+    # wrong: the gradient of [row, class]
+    # m = np.max([part.max(axis=1) for part in z], axis=0)
+    # total = sum(np.exp(part - m[:, None]).sum(axis=1) for part in z)
+    # own, gz = 0, []
+    # for part, lo in zip(z, first, strict=True):
+    #     here = (target >= lo) & (target < lo + part.shape[1])
+    #     own = own + np.where(here, part[rows, np.where(here, target - lo, 0)] - m, 0)
+    #     gz.append(np.exp(part - m[:, None]) / total[:, None])
+    # return np.log(total) - own, gz
+    # wrong: the loss of every row
+    # m = np.max([part.max(axis=1) for part in z], axis=0)
+    # total = sum(np.exp(part - m[:, None]).sum(axis=1) for part in z)
+    # own, gz = 0, []
+    # for part, lo in zip(z, first, strict=True):
+    #     here = (target >= lo) & (target < lo + part.shape[1])
+    #     own = own + part[rows, np.where(here, target - lo, 0)] - m
+    #     g = np.exp(part - m[:, None]) / total[:, None]
+    #     g[rows[here], target[here] - lo] -= 1
+    #     gz.append(g)
+    # return np.log(total) - own, gz
     # end
 
 
@@ -370,23 +462,47 @@ checks.right("as nn.CrossEntropyLoss of all eleven classes, a row with logits of
 draw_losses(loss, want)
 
 # %% [markdown]
-# ## 5. The price
+# ## 6. The price
 #
 # Take a block of a large transformer: D = 12,288, sequences of 2,048, one at a time on a rank. It has 12 D^2 weights,
 # so forward and backward make 6 x 12 D^2 x 2,048 operations; say 140 TFLOP/s. Its four allreduces carry T D numbers
-# of two bytes each. On t ranks inside of a node (300 GB/s), and over a network (25 GB/s):
+# of two bytes each.
+#
+# **Exercise 5.** Seconds of such a block on t ranks: `alone` is what it takes on one, n the bytes of one sum, and a
+# message of a ring of t ranks takes $\alpha + \beta\, n/t$ (notebook 7). These sums cannot hide behind computation: the
+# next layer waits.
+
+
+# %%
+def block_seconds(t, alone, n, alpha, beta):
+    """Forward and backward of a block whose layers are shared by t ranks."""
+    # gap: the share of the arithmetic, and four sums of 2 (t - 1) messages each
+    # return alone / t
+    # solution
+    return alone / t + 4 * 2 * (t - 1) * (alpha + beta * n / t)
+    # wrong: one sum of four
+    # return alone / t + 2 * (t - 1) * (alpha + beta * n / t)
+    # wrong: seconds of a block on 2 ranks
+    # return max(alone / t, 4 * 2 * (t - 1) * (alpha + beta * n / t))
+    # end
+
+
+# %%
+exercise.check_seconds(block_seconds)
+
+# %% [markdown]
+# On t ranks inside of a node (300 GB/s), and over a network (25 GB/s):
 
 # %%
 D, T = 12_288, 2_048
 alone = 6 * 12 * D**2 * T / 140e12
-inside, between = Network.hockney(5e-6, 1 / 300e9), Network.hockney(20e-6, 1 / 25e9)
+inside, between = (5e-6, 1 / 300e9), (20e-6, 1 / 25e9)
 degrees = [1, 2, 4, 8, 16, 32]
 _, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2))
 for name, network_, colour in (("in a node, 300 GB/s", inside, BLUE), ("network, 25 GB/s", between, RED)):
-    sums = [
-        4 * price(allreduce.ring, t, T * D, itemsize=2, network=network_).seconds if t > 1 else 0.0 for t in degrees
-    ]
-    speedup = [alone / (alone / t + s) for t, s in zip(degrees, sums, strict=True)]
+    speedup = [alone / block_seconds(t, alone, 2 * T * D, *network_) for t in degrees]
+    priced = 4 * price(allreduce.ring, 8, T * D, itemsize=2, network=Network.hockney(*network_)).seconds
+    assert np.isclose(alone / 8 + priced, alone / speedup[3], rtol=1e-3), "as the ring itself is priced"
     left.plot(degrees, speedup, "o-", color=colour, label=name)
     right.plot(degrees, 100 * np.array(speedup) / degrees, "o-", color=colour, label=name)
     print(f"{name}: on 8 ranks {speedup[3]:.1f} times as fast, {speedup[3] / 8:.0%} efficient")
@@ -405,7 +521,7 @@ right.legend()
 plt.show()
 
 # %% [markdown]
-# These sums cannot hide behind computation: the next layer waits for them. So tensor parallelism lives where the
+# So tensor parallelism lives where the
 # network is fastest, on the ranks of one node; pipelines go between nodes, since they send little; data parallelism
 # goes around everything. A **mesh** of ranks has an axis for each. Here 32 ranks, 8 a node, as 2 x 4 x 4; neighbours
 # share layers:
@@ -431,7 +547,7 @@ ax.axis("off")
 plt.show()
 
 # %% [markdown]
-# ## 6. A transformer on two ranks
+# ## 7. A transformer on two ranks
 #
 # The task: continue a sequence. A sequence counts upwards, in steps of 1 to 3, modulo 12; the network has to find out
 # the step from what it has seen. Nobody can know the second number; from the third on all is determined.

@@ -37,6 +37,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 import checks
+import exercises.survival as exercise
 import nn
 from checks import BLUE, GREEN, GREY, INK, ORANGE, RED
 from collectives import puzzles
@@ -69,6 +70,31 @@ plt.show()
 print(f"1,024 machines: a failure every {5 * 365 / 1024:.1f} days")
 
 # %% [markdown]
+# Failures that do not wait for each other come at random: the probability that a machine lives through t hours is
+# $e^{-t/m}$, if it fails once in m hours on average.
+#
+# **Exercise 1.** How likely is it that a job on n machines runs for `hours` without any failure?
+
+
+# %%
+def chance(n, m, hours):
+    """The probability that none of n machines fails; each fails once in m hours."""
+    # gap: all of them must live
+    # return 1 - n * hours / m
+    # solution
+    return np.exp(-n * hours / m)
+    # wrong: came through
+    # return np.exp(-hours / m)
+    # wrong: a probability lies between 0 and 1
+    # return 1 - n * hours / m
+    # end
+
+
+# %%
+exercise.check_chance(chance)
+print(f"a day on 1,024 machines: {chance(1024, 5 * 365 * 24, 24):.0%}; a week: {chance(1024, 5 * 365 * 24, 168):.0%}")
+
+# %% [markdown]
 # ## 2. How often to save
 #
 # Saving takes C seconds, and is done after every T seconds of work. When something breaks, the work since the last
@@ -78,7 +104,7 @@ print(f"1,024 machines: a failure every {5 * 365 / 1024:.1f} days")
 #
 # save too often, and you only save; too seldom, and you lose too much.
 #
-# **Exercise 1.** For which T is the waste smallest? Set the derivative to zero (Young 1974). (What is there saves ten
+# **Exercise 2.** For which T is the waste smallest? Set the derivative to zero (Young 1974). (What is there saves ten
 # times between two failures, whatever it costs.)
 
 
@@ -89,6 +115,10 @@ def my_interval(C, M):
     # return M / 10
     # solution
     return np.sqrt(2 * C * M)
+    # wrong: is wasted
+    # return np.sqrt(C * M)
+    # wrong: an interval is a positive number
+    # return 0
     # end
 
 
@@ -218,7 +248,7 @@ assert all(far[-1] > 1e-4 for name, (far, _) in cases.items() if name != "with e
 # - `fsync`: wait until it is really on the disk (before, it is in a cache, which dies with the machine);
 # - `replace` the old name: that happens all at once.
 #
-# **Exercise 2.** Here is a disk that dies after k operations, for every k. Save so that afterwards there is always a
+# **Exercise 3.** Here is a disk that dies after k operations, for every k. Save so that afterwards there is always a
 # whole file called `name`: the old one or the new one. (What is there writes in place.)
 
 
@@ -268,6 +298,13 @@ def my_save(disk, name, data):
     disk.write(name + ".tmp", data)
     disk.fsync(name + ".tmp")
     disk.replace(name + ".tmp", name)
+    # wrong: of the operations the file holds
+    # disk.write(name + ".tmp", data)
+    # disk.replace(name + ".tmp", name)
+    # disk.fsync(name)
+    # wrong: the file is still the old one
+    # disk.write(name + ".tmp", data)
+    # disk.fsync(name + ".tmp")
     # end
 
 
@@ -517,7 +554,7 @@ else:
 # A disk is slow, and on a large cluster far away. If only one rank is lost at a time, memory of the others will do: let
 # every rank keep a copy of a neighbour's part.
 #
-# **Exercise 3** is a puzzle. The grader takes away each rank in turn, and asks whether all that it had is still there.
+# **Exercise 4** is a puzzle. The grader takes away each rank in turn, and asks whether all that it had is still there.
 
 # %%
 print(puzzles.buddy)
@@ -530,6 +567,8 @@ def my_buddy(rank, size, count):
     # yield Send((rank + 1) % size, "x", 0, count // 2), Recv((rank - 1) % size, "copy", 0, count // 2)
     # solution
     yield Send((rank + 1) % size, "x", 0, count), Recv((rank - 1) % size, "copy", 0, count)
+    # wrong: wrong
+    # yield Send((rank + 1) % size, "x", 0, count - 1), Recv((rank - 1) % size, "copy", 0, count - 1)
     # end
 
 
@@ -540,7 +579,42 @@ grade.draw()
 
 # %% [markdown]
 # That doubles the memory. It can be done with a third of it, by sums instead of copies, as disks do (RAID 5): if
-# $s = a + b + c$ is kept and b is lost, then $b = s - a - c$. With four ranks, what is kept and what it costs:
+# $s = a + b + c$ is kept and b is lost, then $b = s - a - c$.
+#
+# Rank r's numbers are cut into p - 1 pieces. Piece k - 1 is added to the sum of the rank k places on, $(r + k) \bmod
+# p$. So each rank's sum has one piece of every *other* rank.
+#
+# **Exercise 5.** Rank `lost` is gone, with its parts and its sum. Make its pieces again. (Which pieces are in the sum
+# of rank h?)
+
+
+# %%
+def restore(parts, sums, lost):
+    """(p - 1, n): the pieces of the lost rank; parts[r][k - 1] is rank r's piece for the rank k places on."""
+    p = len(sums)
+    again = np.zeros_like(parts[0])
+    for k in range(1, p):
+        holder = (lost + k) % p
+        # gap: what is in the holder's sum beside the piece that is sought
+        # again[k - 1] = sums[holder]
+        # solution
+        others = [r for r in range(p) if r not in (lost, holder)]
+        again[k - 1] = sums[holder] - sum(parts[r][(holder - r) % p - 1] for r in others)
+        # wrong: something that only it had
+        # others = [r for r in range(p) if r != holder]
+        # again[k - 1] = sums[holder] - sum(parts[r][(holder - r) % p - 1] for r in others)
+        # wrong: the pieces of rank 0 of 3
+        # others = [r for r in range(p) if r not in (lost, holder)]
+        # again[k - 1] = sums[holder] - sum(parts[r][k - 1] for r in others)
+        # end
+    return again
+
+
+# %%
+exercise.check_restore(restore)
+
+# %% [markdown]
+# With four ranks, what is kept and what it costs:
 
 # %%
 rng = np.random.default_rng(0)
@@ -550,11 +624,7 @@ for r in range(4):
     for k in range(1, 4):
         kept_sums[(r + k) % 4] += parts[r, k - 1]  # piece k - 1 of rank r goes to the rank k places on
 lost = 2
-again = np.zeros((3, 2), int)
-for k in range(1, 4):
-    holder = (lost + k) % 4
-    others = [parts[r, (holder - r) % 4 - 1] for r in range(4) if r not in (lost, holder)]
-    again[k - 1] = kept_sums[holder] - sum(others)
+again = restore(parts, kept_sums, lost)
 assert np.array_equal(again, parts[lost])
 
 _, ax = plt.subplots(figsize=(8, 2.8))

@@ -78,6 +78,12 @@ def my_rates(routes, capacities):
             growing.remove(i)
             for link in routes[i]:
                 left[link] -= shares[fullest]
+        # wrong: the rates of messages
+        # for i in crossing[fullest]:
+        #     rates[i] = shares[fullest]
+        #     growing.remove(i)
+        #     left[fullest] -= shares[fullest]
+        # left[fullest] = 0
         # end
     return rates
 
@@ -151,6 +157,10 @@ def my_order(hosts):
     # return hosts
     # solution
     return sorted(hosts)
+    # wrong: are possible
+    # return hosts[::-1]
+    # wrong: each of the given hosts
+    # return [hosts[0]] * len(hosts)
     # end
 
 
@@ -240,6 +250,10 @@ def torus_allreduce(rank, size, count):
     four = [bucket(rank, *chunk(count, 4, i), axes, way) for i, (axes, way) in enumerate(ways)]
     for rounds in zip_longest(*four, fillvalue=()):
         yield tuple(step for steps in rounds for step in steps)
+    # wrong: over the limit
+    # two = bucket(rank, *chunk(count, 2, 0), (0, 1), 1), bucket(rank, *chunk(count, 2, 1), (1, 0), 1)
+    # for rounds in zip_longest(*two, fillvalue=()):
+    #     yield tuple(step for steps in rounds for step in steps)
     # end
 
 
@@ -285,6 +299,8 @@ def thin_allreduce(rank, size, count):
     yield Send(partner, "x", *own), Recv(partner, "x", *other)
     for k in range(3):
         yield Send(neighbour(1), "x", *piece(place + 1 - k)), Recv(neighbour(-1), "x", *piece(place - k))
+    # wrong: over the limit
+    # yield from ALGORITHMS["allreduce"]["doubling"].rounds(rank, size, count)
     # end
 
 
@@ -308,6 +324,10 @@ def my_cut(topology, inside):
     # return 1 / sum(channel.bandwidth for channel in topology.channels)
     # solution
     return 1 / sum(c.bandwidth for c in topology.channels if c.source in inside and c.target not in inside)
+    # wrong: a byte's seconds
+    # return 1 / sum(c.bandwidth for c in topology.channels if c.source in inside or c.target in inside)
+    # wrong: a byte's seconds
+    # return 1 / min(c.bandwidth for c in topology.channels if c.source in inside and c.target not in inside)
     # end
 
 

@@ -31,6 +31,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
+import exercises.experts as exercise
 import nn
 from checks import BLUE, GREY, ORANGE, RED
 from collectives import Compute, Recv, Send, puzzles
@@ -69,8 +70,66 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# On ranks the busiest one is waited for by all. Two remedies: an **auxiliary loss** $E \sum_i f_i P_i$ (the share of
-# the choices times the mean score), which is smallest where all are even (Fedus et al. 2022); or no loss at all:
+# On ranks the busiest one is waited for by all. What can be done? The first remedy was **capacity**: an expert takes so
+# many positions, in their order; those that come too late pass it by, on the residual connection (Lepikhin et al.
+# 2020).
+#
+# **Exercise 1.** Which positions are kept?
+
+
+# %%
+def my_capacity(chosen, experts, room):
+    """True for each position whose expert still has room; chosen: (n,), the expert of each."""
+    # gap: the first `room` of every expert
+    # return np.arange(len(chosen)) < experts * room
+    # solution
+    before = [np.sum(chosen[:i] == e) for i, e in enumerate(chosen)]
+    return np.array(before) < room
+    # wrong: the first of each are kept
+    # before = [np.sum(chosen[: i + 1] == e) for i, e in enumerate(chosen)]
+    # return np.array(before) < room
+    # wrong: the first of each are kept
+    # return np.bincount(chosen, minlength=experts)[chosen] <= room
+    # end
+
+
+# %%
+exercise.check_capacity(my_capacity)
+kept = my_capacity(first.ravel(), E, int(1.25 * n / E))
+print(f"with room for 1.25 times an even load {np.mean(~kept):.0%} of our positions are dropped")
+
+# %% [markdown]
+# The second is an **auxiliary loss** (Fedus et al. 2022). With $f_i$, the share of all choices that fall on expert i,
+# and $P_i$, the mean of its scores over the positions, it is $E \sum_i f_i P_i$: 1 where all is even, larger where
+# experts with large scores are chosen often. Counts have no gradient, but scores do: so they are pushed away from the
+# busy experts.
+#
+# **Exercise 2.** Write the loss.
+
+
+# %%
+def my_auxiliary(p, chosen):
+    """The loss for p (n, E), whose rows sum to 1, and chosen (n, top)."""
+    E = p.shape[1]
+    # gap: shares of the choices, mean scores
+    # return E * np.sum(p.mean(axis=0) ** 2)
+    # solution
+    share = np.bincount(chosen.ravel(), minlength=E) / chosen.size
+    return E * np.sum(share * p.mean(axis=0))
+    # wrong: the loss of even choices and even scores
+    # share = np.bincount(chosen.ravel(), minlength=E) / len(chosen)
+    # return E * np.sum(share * p.mean(axis=0))
+    # wrong: the loss of four positions
+    # share = np.bincount(chosen.ravel(), minlength=E) / chosen.size
+    # return E * np.sum(share**2)
+    # end
+
+
+# %%
+exercise.check_auxiliary(my_auxiliary)
+
+# %% [markdown]
+# And the third needs no loss at all:
 #
 # ## 2. Balance by a bias
 #
@@ -78,7 +137,7 @@ plt.show()
 # it has no gradient. After every step the bias of an expert with more than the mean load shrinks by a fixed rate, that
 # of one with less grows (Wang et al. 2024; DeepSeek-V3).
 #
-# **Exercise 1.** One step: return the chosen experts (n, top), by score + bias, of equal ones the lowest; their
+# **Exercise 3.** One step: return the chosen experts (n, top), by score + bias, of equal ones the lowest; their
 # weights, from the scores alone, divided by their sum; and the new bias. (What is there lets the bias into the weights,
 # and never changes it.)
 
@@ -96,6 +155,17 @@ def my_balance(scores, bias, top, rate):
     weights = np.take_along_axis(scores, chosen, axis=1)
     counts = np.bincount(chosen.ravel(), minlength=len(bias))
     return chosen, weights / weights.sum(axis=1, keepdims=True), bias - rate * np.sign(counts - counts.mean())
+    # wrong: the weights of [position, choice]
+    # wanted = scores + bias
+    # chosen = np.argsort(-wanted, axis=1, kind="stable")[:, :top]
+    # weights = np.take_along_axis(wanted, chosen, axis=1)
+    # counts = np.bincount(chosen.ravel(), minlength=len(bias))
+    # return chosen, weights / weights.sum(axis=1, keepdims=True), bias - rate * np.sign(counts - counts.mean())
+    # wrong: the new bias
+    # chosen = np.argsort(-(scores + bias), axis=1, kind="stable")[:, :top]
+    # weights = np.take_along_axis(scores, chosen, axis=1)
+    # counts = np.bincount(chosen.ravel(), minlength=len(bias))
+    # return chosen, weights / weights.sum(axis=1, keepdims=True), bias + rate * np.sign(counts - counts.mean())
     # end
 
 
@@ -129,7 +199,7 @@ plt.show()
 # are **sorted by expert**: then those for one rank lie side by side, and an alltoallv can take them there. What comes
 # back is in the same order, and has to be brought back into that of the positions.
 #
-# **Exercise 2.** For the chosen experts (n, k) of this rank's positions: `slots`, the places of `chosen.ravel()` in the
+# **Exercise 4.** For the chosen experts (n, k) of this rank's positions: `slots`, the places of `chosen.ravel()` in the
 # order in which they are sent (by expert; of one expert in their own order); `counts` (p, E/p), how many rows go to
 # every expert, by the rank that has it; and of rows `returned` in the sent order, the sum over each position's k slots,
 # weighted. (What is there sends everything in the order in which it lies, and counts ranks alone.)
@@ -145,6 +215,12 @@ def my_dispatch(chosen, experts, ranks):
     # solution
     slots = np.argsort(chosen.ravel(), kind="stable")
     return slots, np.bincount(chosen.ravel(), minlength=experts).reshape(ranks, experts // ranks)
+    # wrong: the slots of rank 0
+    # slots = np.argsort(chosen[:, 0], kind="stable")
+    # return slots, np.bincount(chosen.ravel(), minlength=experts).reshape(ranks, experts // ranks)
+    # wrong: the counts of [rank, expert]
+    # slots = np.argsort(chosen.ravel(), kind="stable")
+    # return slots, np.bincount(chosen.ravel(), minlength=experts).reshape(experts // ranks, ranks).T
     # end
 
 
@@ -156,6 +232,12 @@ def my_return(returned, slots, weights):
     answers = np.empty_like(returned)
     answers[slots] = returned
     return (weights[..., None] * answers.reshape(*weights.shape, -1)).sum(axis=1)
+    # wrong: the outputs of rank 0
+    # return (weights[..., None] * returned[slots].reshape(*weights.shape, -1)).sum(axis=1)
+    # wrong: the outputs of rank 0
+    # answers = np.empty_like(returned)
+    # answers[slots] = returned
+    # return answers.reshape(*weights.shape, -1).mean(axis=1)
     # end
 
 
@@ -175,14 +257,7 @@ def exchange(parts):
 
 
 mine = [slice(0, 5), slice(5, 8)]  # each rank's positions: an uneven batch
-sent = []
-for rank, rows in enumerate(mine):
-    slots, counts = checks.several(2, my_dispatch, routing.chosen[rows], E, ranks)
-    right_slots = np.argsort(routing.chosen[rows].ravel(), kind="stable")
-    right_counts = [[int((routing.chosen[rows] == 2 * s + e).sum()) for e in range(2)] for s in range(ranks)]
-    checks.same(slots, right_slots, f"the slots of rank {rank}")
-    checks.same(counts, right_counts, f"the counts of [rank, expert] of rank {rank}")
-    sent.append((slots, np.asarray(counts)))
+sent = [exercise.dispatched(my_dispatch, routing.chosen[rows], E, ranks, rank) for rank, rows in enumerate(mine)]
 there = exchange(
     [
         np.split(x[rows][slots // 2], counts.sum(axis=1).cumsum()[:-1])
@@ -225,7 +300,7 @@ print(puzzles.experts)
 
 
 # %% [markdown]
-# **Exercise 3.** Nine units. (What is there does one thing after the other.)
+# **Exercise 5.** Nine units. (What is there does one thing after the other.)
 
 
 # %%
@@ -259,6 +334,17 @@ def travelling(rank, size, count):
             to, source = (rank - d + 1) % size, (rank + d - 1) % size
             steps += [Send(to, "out", *block(to)), Recv(source, "y", *block(source))]
         yield tuple(steps)
+    # wrong: experts: wrong
+    # for k in range(1, size):
+    #     to, source = (rank + k) % size, (rank - k) % size
+    #     own = Compute(f"E{rank}", (Slice("x", *block(rank)),), (Slice("y", *block(rank)),), 2.0)
+    #     yield *[own] * (k == 1), Send(to, "x", *block(to)), Recv(source, "in", *block(source))
+    # for q in range(size):
+    #     if q != rank:
+    #         yield (Compute(f"E{q}", (Slice("in", *block(q)),), (Slice("out", *block(q)),), 2.0),)
+    # for k in range(1, size):
+    #     to, source = (rank + k) % size, (rank - k) % size
+    #     yield Send(to, "out", *block(to)), Recv(source, "y", *block(source))
     # end
 
 

@@ -32,6 +32,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
+import exercises.sequences as exercise
 from checks import BLUE, GREY, ORANGE
 from collectives import Compute, Recv, Send, Slice, draw, puzzles
 from collectives.pricing.networks import NETWORKS
@@ -79,6 +80,9 @@ def my_merge(one, two):
     # solution
     shrink1, shrink2 = np.exp(top1 - top), np.exp(top2 - top)
     return top, total1 * shrink1 + total2 * shrink2, sums1 * shrink1[:, None] + sums2 * shrink2[:, None]
+    # wrong: attention of four queries
+    # shrink1, shrink2 = np.exp(top1 - top), np.exp(top2 - top)
+    # return top, total1 * shrink2 + total2 * shrink1, sums1 * shrink2[:, None] + sums2 * shrink1[:, None]
     # end
 
 
@@ -122,6 +126,12 @@ def my_ring(rank, size, count):
             yield compute, Send(right, here, 0, count), Recv(left, there, 0, count)
         else:
             yield (compute,)
+        # wrong: over the limit
+        # yield (compute,)
+        # if step < size - 1:
+        #     yield Send(right, here, 0, count), Recv(left, there, 0, count)
+        # wrong: wrong
+        # yield compute, Send(right, "x", 0, count), Recv(left, there, 0, count)
         # end
         here, there = there, "second" if there == "first" else "first"
 
@@ -172,6 +182,10 @@ def my_chunks(rank, size):
     # return 2 * rank, 2 * rank + 1
     # solution
     return rank, 2 * size - 1 - rank
+    # wrong: your ranks have
+    # return rank, rank + size
+    # wrong: each chunk belongs to one rank
+    # return rank, 2 * size - 1
     # end
 
 
@@ -198,8 +212,31 @@ checks.right(f"{pairs(mine[0])} pairs each: with p ranks 2 - 1/p times as fast a
 draw_pairs()
 
 # %% [markdown]
-# Now all together, on four ranks that are entries of lists: your merge, the ring, your zigzag, and a mask by
-# *positions* in the sequence (by rows of a part it would be wrong). It must be what one process computes.
+# What may a query see, if the positions of a rank no longer follow each other?
+#
+# **Exercise 4.** Write the mask. `queries` and `keys` are the positions in the sequence that two ranks have.
+
+
+# %%
+def my_mask(queries, keys):
+    """(queries, keys): True where the query may see the key."""
+    # gap: by positions, not by rows
+    # return np.tri(len(queries), len(keys), dtype=bool)
+    # solution
+    return queries[:, None] >= keys
+    # wrong: a position sees itself
+    # return queries[:, None] > keys
+    # wrong: a row for each of
+    # return queries >= keys
+    # end
+
+
+# %%
+exercise.check_mask(my_mask)
+
+# %% [markdown]
+# Now all together, on four ranks that are entries of lists: your merge, the ring, your zigzag, and your mask. It must
+# be what one process computes.
 
 # %%
 q, k, v = (rng.standard_normal((length, 8)) for _ in range(3))
@@ -217,7 +254,7 @@ seen = [None] * ranks
 for _ in range(ranks):
     for rank in range(ranks):
         at, keys, vals = travelling[rank]
-        s = np.where(np.array(mine[rank])[:, None] >= at, q[mine[rank]] @ keys.T, -1e30)
+        s = np.where(my_mask(np.array(mine[rank]), at), q[mine[rank]] @ keys.T, -1e30)
         found = piece_of(s, vals)
         seen[rank] = found if seen[rank] is None else my_merge(seen[rank], found)
     travelling = travelling[-1:] + travelling[:-1]  # to the next rank

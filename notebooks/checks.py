@@ -10,10 +10,14 @@
 | `same(got, want, name)` | numbers and arrays: where they differ, by how much, and both of them drawn |
 | `expect(ok, sentence, draw)` | anything else |
 | `show(figure)` | a figure of the library's, or those of pyplot |
+| `explain_errors` | a decorator of checks: what the learner's functions raise becomes a sentence |
 | `graded(grade)` | a puzzle of `collectives.puzzles`, or a report of `collectives.check` |
 | `right(sentence)` | what is said when all is well |
+
+The checks of a notebook are a module of `exercises`, beside this file.
 """
 
+import functools
 import traceback
 from pathlib import Path
 
@@ -29,6 +33,7 @@ from collectives.drawing.timeline import PALETTE
 BLUE, ORANGE, GREEN, PINK, SKY, RED = PALETTE[:6]
 PALE = "#dfe3ea"
 PACKAGES = tuple(str(Path(collectives.__file__).parents[1] / package) for package in ("nn", "collectives", "parallel"))
+NOT_LEARNERS = (__file__, str(Path(__file__).parent / "exercises"), *PACKAGES)  # files in which no learner's line is
 
 
 class NotYet(AssertionError):
@@ -129,7 +134,9 @@ def numbers(function, *arguments, shape: tuple[int, ...] = ()):
         found = None
     if found is None or found.shape != shape:
         wanted = f"an array of the shape {shape}" if shape else "a number"
-        raise NotYet(f"`{function.__name__}` returns {value!r}, and {wanted} is expected.")
+        large = found is not None and found.size > 6
+        told = f"an array of the shape {found.shape}" if large else repr(value)
+        raise NotYet(f"`{function.__name__}` returns {told}, and {wanted} is expected.")
     return found
 
 
@@ -143,13 +150,43 @@ def change(function, *arguments, **named):
     """
     try:
         return function(*arguments, **named)
+    except NotYet:
+        raise
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        others = (__file__, *PACKAGES)  # the line of the learner's, not of the library that complains about it
-        own = [f for f in frames if f.line and not f.filename.startswith(others) and "site-packages" not in f.filename]
-        where = f", at `{own[-1].line}`" if own else ""
-        hint = " Make a new array: w = w - ..., not w -= ..." if "read-only" in str(error) else ""
-        raise NotYet(f"`{function.__name__}` raises {type(error).__name__}: {error}{where}.{hint}") from None
+        raise explained(error, function.__name__) from None
+
+
+def explain_errors(check):
+    """Decorate a check: what the learner's functions raise becomes a sentence, an error of the check does not."""
+
+    @functools.wraps(check)
+    def explaining(*arguments, **named):
+        try:
+            return check(*arguments, **named)
+        except NotYet:
+            raise
+        except Exception as error:
+            if not (own := learners_frames(error)):
+                raise
+            raise explained(error, own[0].name) from None
+
+    return explaining
+
+
+def learners_frames(error: Exception) -> list:
+    """The frames of a traceback that are the learner's, not those of a library that complains about them."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [
+        f for f in frames if f.line and not f.filename.startswith(NOT_LEARNERS) and "site-packages" not in f.filename
+    ]
+
+
+def explained(error: Exception, name: str) -> NotYet:
+    """What the learner's function `name` has raised, with the line where it does, as a sentence."""
+    own = learners_frames(error)
+    where = f", at `{own[-1].line}`" if own else ""
+    hint = " Make a new array: w = w - ..., not w -= ..." if "read-only" in str(error) else ""
+    return NotYet(f"`{name}` raises {type(error).__name__}: {error}{where}.{hint}")
 
 
 def written(value, name: str) -> None:

@@ -13,11 +13,14 @@ A gap in a notebook's source, notebooks/NN_name.py in jupytext's percent format:
     # return ...                             what the student's version begins with; may be left out
     # solution
     return w - rate * gradient               what only the solution has
+    # wrong: the wrong sign                  a part of what the check must say to the next lines
+    # return w + rate * gradient             an answer that is wrong; neither version has it
     # end
 
-It is checked in the first cell, from there on, that calls something of `checks` (notebooks/checks.py). Each notebook is
-run once, in one kernel: a cell with a gap first as a student finds it, and its check must fail with a sentence
-(`NotYet`); then solved, and its check must pass.
+It is checked in the first cell, from there on, that calls something of `checks` (notebooks/checks.py) or `exercise` (a
+module of notebooks/exercises). Each notebook is run once, in one kernel: a cell with a gap first as a student finds it,
+then with each wrong answer, and each time its check must fail with a sentence (`NotYet`); then solved, and its check
+must pass.
 """
 
 from __future__ import annotations
@@ -33,12 +36,15 @@ import time
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+SOURCES = "[0-9][0-9]*_*.py"  # 04b_training.py comes behind 04_convolution.py
 GAP = re.compile(
-    r"^(?P<indent>[ ]*)# gap: (?P<task>.*)\n(?P<start>(?:[ ]*#.*\n)*?)[ ]*# solution\n(?P<lines>(?:.*\n)*?)[ ]*# end\n",
+    r"^(?P<indent>[ ]*)# gap: (?P<task>.*)\n(?P<start>(?:[ ]*#.*\n)*?)[ ]*# solution\n(?P<lines>(?:.*\n)*?)"
+    r"(?P<wrong>(?:[ ]*# wrong: .*\n(?:[ ]*#(?! wrong: | end\n).*\n)*)*)[ ]*# end\n",
     re.MULTILINE,
 )
-MARK = re.compile(r"^ *# (gap: |solution$|end$)", re.MULTILINE)
-CHECK = re.compile(r"\bchecks\.(?!style\b)")
+WRONG = re.compile(r"^ *# wrong: (?P<said>.*)\n(?P<lines>(?: *#(?! wrong: ).*\n)*)", re.MULTILINE)
+MARK = re.compile(r"^ *# (gap: |solution$|wrong: |end$)", re.MULTILINE)
+CHECK = re.compile(r"\b(?:checks\.(?!style\b)|exercise\.)")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LIMIT = 120  # seconds of a cell, on a machine that is busy with other work
 
@@ -48,8 +54,7 @@ def student(text: str) -> str:
 
     def gap(found: re.Match) -> str:
         indent = found["indent"]
-        lines = [re.sub(r"^ *# ?", indent, line) for line in found["start"].splitlines()]
-        return f"{indent}# Your turn: {found['task']}\n" + "".join(line.rstrip() + "\n" for line in lines)
+        return f"{indent}# Your turn: {found['task']}\n" + uncommented(found["start"], indent)
 
     return whole(GAP.sub(gap, text))
 
@@ -57,6 +62,23 @@ def student(text: str) -> str:
 def solution(text: str) -> str:
     """The source with solutions, and nothing of what the student begins with."""
     return whole(GAP.sub(lambda found: f"{found['indent']}# Solution: {found['task']}\n{found['lines']}", text))
+
+
+def wrong_answers(text: str) -> list[tuple[str, str]]:
+    """For each wrong answer (the source with it in its gap, all other gaps solved, and what its check must say)."""
+    return [
+        (
+            solution(text[: gap.start()]) + uncommented(wrong["lines"], gap["indent"]) + solution(text[gap.end() :]),
+            wrong["said"],
+        )
+        for gap in GAP.finditer(text)
+        for wrong in WRONG.finditer(gap["wrong"])
+    ]
+
+
+def uncommented(text: str, indent: str) -> str:
+    """Lines of comments as lines of code."""
+    return "".join(re.sub(r"^ *# ?", indent, line).rstrip() + "\n" for line in text.splitlines())
 
 
 def whole(text: str) -> str:
@@ -69,12 +91,12 @@ def whole(text: str) -> str:
 
 def sources(names: list[str]) -> list[Path]:
     """The notebooks whose names begin with one of these; of none: all. Raises SystemExit where there is none."""
-    begins = tuple(name.zfill(2) if name.isdigit() else name for name in names) or ""
-    found = [path for path in sorted(FOLDER.glob("[0-9][0-9]_*.py")) if path.name.startswith(begins)]
+    begins = tuple(f"{int(name):02}_" if name.isdigit() else name for name in names) or ""
+    found = [path for path in sorted(FOLDER.glob(SOURCES)) if path.name.startswith(begins)]
     if not found and not FOLDER.is_dir():
         sys.exit(f"error: there is no {FOLDER}: the course is in the source tree, not in an installed package")
     if not found:
-        have = ", ".join(path.stem for path in sorted(FOLDER.glob("[0-9][0-9]_*.py")))
+        have = ", ".join(path.stem for path in sorted(FOLDER.glob(SOURCES)))
         sys.exit(f"error: no notebook begins with {' or '.join(names)}; there are {have}")
     return found
 
@@ -93,14 +115,29 @@ def notebooks(path: Path) -> tuple:
     return made
 
 
+def wrong_cells(path: Path, solved) -> list[tuple]:
+    """(place, cell, what its check must say) of every wrong answer in a source."""
+    import jupytext
+
+    found = []
+    for text, said in wrong_answers(path.read_text()):
+        cells = jupytext.reads(text, fmt="py:percent").cells
+        (place,) = [
+            i for i, pair in enumerate(zip(cells, solved.cells, strict=True)) if pair[0].source != pair[1].source
+        ]
+        found.append((place, cells[place], said))
+    return found
+
+
 def write(path: Path, solved, gaps) -> None:
     """NAME.ipynb beside the source, and student/NAME.ipynb with the checks beside it, without times and paths."""
     import nbformat
 
     into = FOLDER / "student"
     into.mkdir(exist_ok=True)
-    if not (into / "checks.py").is_symlink():
-        (into / "checks.py").symlink_to("../checks.py")
+    for name in ("checks.py", "exercises"):
+        if not (into / name).is_symlink():
+            (into / name).symlink_to(f"../{name}")
     for notebook, folder in ((solved, FOLDER), (gaps, into)):
         nbformat.write(without_traces(notebook), folder / f"{path.stem}.ipynb")
 
@@ -141,19 +178,18 @@ class Wrong(Exception):
     """What a notebook does is not what it should: with the cell and the output."""
 
 
-def run(solved, gaps) -> int:
-    """Run a notebook, every gap first as a student finds it; outputs stay in `solved`. Returns how many gaps.
+def run(solved, gaps, wrong: list[tuple] = ()) -> None:
+    """Run a notebook, every gap first as a student finds it, then with its `wrong` answers; outputs stay in `solved`.
 
     Raises
     ------
     Wrong
-        A cell fails, or a check passes an exercise that is not solved.
+        A cell fails, or a check passes an exercise that is not solved, or says something else than it must.
     """
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
     client = NotebookClient(solved, timeout=LIMIT, kernel_name="python3", resources={"metadata": {"path": FOLDER}})
-    exercises = 0
 
     def execute(number: int, cell) -> str:
         """Run a cell in place `number`; what it says where its exercise is not solved."""
@@ -173,19 +209,21 @@ def run(solved, gaps) -> int:
             if cell.cell_type != "code":
                 continue
             if gap.source != cell.source:
-                exercises += 1
-                said = try_gap(i, gap, solved, execute)
-                client.nb.cells[i] = cell
+                said = try_answer(i, gap, solved, execute)
                 print(f"    as a student finds it: {said.splitlines()[0]}", flush=True)
+            for _, answer, wanted in (entry for entry in wrong if entry[0] == i):
+                said = try_answer(i, answer, solved, execute)
+                if wanted not in said:
+                    raise Wrong(f"cell {i}: the check says {said!r}, not {wanted!r}, to\n{answer.source}")
+                print(f"    to a wrong answer: {said.splitlines()[0]}", flush=True)
             if said := execute(i, cell):
                 raise Wrong(f"cell {i}: the solution is not right: {said}")
-    return exercises
 
 
-def try_gap(i: int, gap, solved, execute) -> str:
-    """Run the student's cell, and those up to its check, which must say what is missing."""
+def try_answer(i: int, answer, solved, execute) -> str:
+    """Run a cell whose answer is missing or wrong, and those up to its check; what the check says."""
     for j in range(i, len(solved.cells)):
-        cell = gap if j == i else solved.cells[j]
+        cell = answer if j == i else solved.cells[j]
         if cell.cell_type != "code":
             continue
         cell = type(cell)(cell, outputs=[])  # what the student's version prints is not the notebook's
@@ -198,7 +236,7 @@ def try_gap(i: int, gap, solved, execute) -> str:
             return said
         if CHECK.search(cell.source):
             break
-    raise Wrong(f"cell {i}: with its gap, nothing says that the exercise is not solved:\n{gap.source}")
+    raise Wrong(f"cell {i}: nothing says that the exercise is not solved:\n{answer.source}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -216,13 +254,14 @@ def main(argv: list[str] | None = None) -> int:
         begin = time.monotonic()
         print(path.stem, flush=True)
         try:
-            number = run(solved, gaps)
+            run(solved, gaps, wrong_cells(path, solved))
         except Wrong as error:
             failed.append(path.stem)
             print(f"{path.name}, {error}", file=sys.stderr)
             continue
         if asked.save:
             write(path, solved, gaps)
+        number = len(GAP.findall(path.read_text()))
         print(f"    {number} exercises, {time.monotonic() - begin:.0f} s", flush=True)
     if failed:
         print(f"error: {', '.join(failed)}", file=sys.stderr)

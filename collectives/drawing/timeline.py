@@ -19,6 +19,7 @@ SAME = {
     "W": "weight gradients",
     "L": "compute",
 }  # in schedules of pipelines, and of layers
+OWN = {"input gradients": PALETTE[5], "weight gradients": PALETTE[6]}  # halves of backward: warm, as backward is
 
 
 def draw_timeline(events: Iterable[Mapping] | Price, ax=None, *, title: str = "timeline", counted_in: str = ""):
@@ -99,11 +100,14 @@ def draw_timeline(events: Iterable[Mapping] | Price, ax=None, *, title: str = "t
 def looks_of(names) -> dict[str, dict]:
     """Colour and stripes of each name."""
     known = [SAME.get(name, name) for name in names]
-    order = [*USUAL, *(name for name in known if name not in (*USUAL, "wait"))]
+    order = [*USUAL, *(name for name in known if name not in (*USUAL, *OWN, "wait"))]
     looks = {}
     for name, usual in zip(names, known, strict=True):
         if usual == "wait":
             looks[name] = dict(facecolor=marks.LINE)
+            continue
+        if usual in OWN:
+            looks[name] = dict(facecolor=OWN[usual], hatch="")
             continue
         i = order.index(usual)
         looks[name] = dict(facecolor=PALETTE[i % len(PALETTE)], hatch="" if i < len(PALETTE) else "////")

@@ -1,8 +1,14 @@
 """Pictures of schedules: a block for each action, where and when it is."""
 
-import pytest
+from itertools import combinations
 
-from parallel.strategies.pipeline.checking import check
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex, to_rgb
+
+from collectives.drawing.timeline import draw_timeline
+from parallel.strategies.pipeline.actions import Action
+from parallel.strategies.pipeline.checking import Span, check
 from parallel.strategies.pipeline.picture import draw
 from parallel.strategies.pipeline.schedules import SCHEDULES
 
@@ -62,3 +68,23 @@ def test_numbers_for_which_there_is_no_room_are_left_out():
         boxes = [text.get_window_extent() for text in figure.axes[0].texts if text.get_text().isdigit()]
         assert len(boxes) == expected
         assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
+
+
+def test_timelines_and_pipelines_have_one_colour_for_each_kind():
+    """The halves of backward differ from forward also where a second stage of a rank is paler."""
+
+    def key_of(figure):
+        key = figure.axes[0].get_legend()
+        return {
+            text.get_text(): to_hex(patch.get_facecolor())
+            for text, patch in zip(key.texts, key.get_patches(), strict=True)
+        }
+
+    events = [{"rank": 0, "name": f"{kind}0", "start": i, "end": i + 1} for i, kind in enumerate("FBIW")]
+    spans = [Span(0, i, (Action(0, kind, 0),), i, i + 1) for i, kind in enumerate("FBIW")]
+    colours = [*key_of(draw([spans])).values()]
+    assert [*key_of(draw_timeline(events)).values()] == colours
+    shades = [
+        np.array(to_rgb(colour)) * share + 1 - share for colour in np.take(colours, [0, 2, 3]) for share in (1, 0.6)
+    ]
+    assert min(np.abs(one - two).max() for one, two in combinations(shades, 2)) > 0.2

@@ -19,7 +19,7 @@ from collectives.checking.definitions import prove
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "notebooks")]
 course = pytest.importorskip("course")
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.py"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob(course.SOURCES))
 
 STEP = """\
 # %%
@@ -33,6 +33,11 @@ def step(w, g):
     # return ...
     # solution
     return w - 0.5 * g
+    # wrong: yours is 1.5
+    # return w + 0.5 * g
+    # wrong: yours is 0
+    # g = w
+    # return w - g
     # end
 
 
@@ -53,7 +58,10 @@ def test_two_versions_of_one_source():
     assert "..." not in solution
     for text in student, solution:
         ast.parse(text)
-        assert "before = w" in text and "# gap" not in text and "# end" not in text
+        assert "before = w" in text and "# gap" not in text and "# end" not in text and "wrong" not in text
+    answers = course.wrong_answers(STEP)
+    assert [said for _, said in answers] == ["yours is 1.5", "yours is 0"]
+    assert "    before = w\n    g = w\n    return w - g\n\n\n" in answers[1][0]
 
 
 def test_a_gap_needs_no_start_and_may_be_at_the_left():
@@ -66,6 +74,8 @@ def test_a_notebook_is_found_by_its_number():
     for name in ("6", "06", "06_coll"):
         assert [path.name for path in course.sources([name])] == ["06_collectives.py"]
     assert [path.name[:2] for path in course.sources(["1", "16"])] == ["01", "16"]
+    assert [path.name for path in course.sources(["4"])] == ["04_convolution.py"]
+    assert [path.name for path in course.sources(["04b"])] == ["04b_training.py"]
     assert course.sources([]) == NOTEBOOKS
     with pytest.raises(SystemExit, match="no notebook begins with 99; there are 01_gradient_descent"):
         course.sources(["99"])
@@ -83,7 +93,8 @@ def folder(tmp_path, monkeypatch):
     pytest.importorskip("jupytext")
     pytest.importorskip("nbclient")
     monkeypatch.setattr(course, "FOLDER", tmp_path)
-    (tmp_path / "checks.py").write_text((ROOT / "notebooks" / "checks.py").read_text())
+    for name in ("checks.py", "exercises"):
+        (tmp_path / name).symlink_to(ROOT / "notebooks" / name)
 
     def make(text):
         (tmp_path / "01_step.py").write_text(text)
@@ -105,7 +116,7 @@ def test_each_gap_is_tried_as_a_student_finds_it_and_then_solved(folder, capsys)
     assert course.main(["--save"]) == 0
     said = capsys.readouterr().out
     assert "as a student finds it: `step` gives Ellipsis: write it where the cell says `Your turn`." in said
-    assert "1 exercises" in said
+    assert "to a wrong answer: the step: yours is 1.5, and 0.5 is wanted." in said and "1 exercises" in said
     assert "Your turn" in (made / "student" / "01_step.ipynb").read_text()
     solved = (made / "01_step.ipynb").read_text()
     assert "Your turn" not in solved and "Right: half" in solved and "NotYet" not in solved
@@ -113,11 +124,17 @@ def test_each_gap_is_tried_as_a_student_finds_it_and_then_solved(folder, capsys)
 
 
 @pytest.mark.exhaustive
-def test_a_gap_that_nothing_checks_and_a_wrong_solution_are_found(folder, capsys):
-    """The control: the check is left out of the one, and the solution of the other is wrong."""
+def test_a_check_that_passes_what_is_wrong_and_a_wrong_solution_are_found(folder, capsys):
+    """The control: no check, a wrong answer that is right, one to which another thing is said, and a wrong solution."""
     folder(STEP.replace("checks.same(", "print(").replace("checks.call(step, 1.0, 1.0)", "step(1.0, 1.0)"))
     assert course.main([]) == 1
     assert "nothing says that the exercise is not solved" in capsys.readouterr().err
+    folder(STEP.replace("return w + 0.5 * g", "return 0.5"))
+    assert course.main([]) == 1
+    assert "nothing says that the exercise is not solved" in capsys.readouterr().err
+    folder(STEP.replace("yours is 1.5", "yours is 2.5"))
+    assert course.main([]) == 1
+    assert "the check says 'the step: yours is 1.5, and 0.5 is wanted.', not 'yours is 2.5'" in capsys.readouterr().err
     folder(STEP.replace("0.5 * g", "0.25 * g"))
     assert course.main([]) == 1
     assert "the solution is not right: the step: yours is 0.75, and 0.5 is wanted" in capsys.readouterr().err
@@ -137,7 +154,8 @@ def test_the_kept_notebooks_are_of_their_sources(path):
         assert str(ROOT) not in nbformat.writes(kept)
     solved = nbformat.read(path.with_suffix(".ipynb"), as_version=4)
     assert any("image/png" in output.get("data", {}) for cell in solved.cells for output in cell.get("outputs", []))
-    assert (path.parent / "student" / "checks.py").read_text() == (path.parent / "checks.py").read_text()
+    for name in ("checks.py", "exercises"):
+        assert (path.parent / "student" / name).resolve() == (path.parent / name).resolve()
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -146,6 +164,13 @@ def test_every_notebook_has_two_exercises_at_least_in_python_for_both(path):
     for form in course.student, course.solution:
         ast.parse(form(text))
     assert len(course.GAP.findall(text)) >= 2 and len(course.CHECK.findall(text)) >= 2
+    assert [gap["task"] for gap in course.GAP.finditer(text) if not gap["wrong"]] == [], (
+        "each has an answer to be refused"
+    )
+
+
+def test_the_course_has_110_exercises():
+    assert sum(len(course.GAP.findall(path.read_text())) for path in NOTEBOOKS) >= 110
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -8,7 +8,7 @@ What was measured is drawn like what was predicted: any spans, of a rank each li
 from collections.abc import Sequence
 
 from collectives.drawing import marks
-from collectives.drawing.timeline import PALETTE, ink_on
+from collectives.drawing.timeline import PALETTE, ink_on, looks_of
 from parallel.strategies.pipeline.actions import ACTION, Action
 from parallel.strategies.pipeline.checking import Span
 
@@ -19,8 +19,8 @@ NAMES = {
     "W": "W  gradient of the weights",
     "REDUCE_GRAD": "sum over the ranks of a stage",
 }
-# Forward and backward as in timelines; of the same palette, which differs for every kind of colour blindness.
-COLOURS = {"F": PALETTE[0], "B": PALETTE[1], "I": PALETTE[5], "W": PALETTE[4], "REDUCE_GRAD": PALETTE[2]}
+COLOURS = {kind: look["facecolor"] for kind, look in looks_of("FBIW").items()}  # as in timelines
+COLOURS["REDUCE_GRAD"] = PALETTE[2]
 
 
 def draw(spans: Sequence[Sequence[Span]], ax=None, *, title: str = "pipeline", seconds: bool = False):

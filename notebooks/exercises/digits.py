@@ -1,0 +1,57 @@
+"""The checks of 03_digits.py."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import checks
+
+
+@checks.explain_errors
+def check_parts(three_parts):
+    for count, validation, test in ((100, 20, 30), (57, 5, 10)):
+        parts = checks.several(3, three_parts, np.random.default_rng(count), count, validation, test)
+        sizes = [len(part) for part in parts]
+        checks.expect(
+            sizes == [count - validation - test, validation, test],
+            f"of {count} samples {validation} for validation and {test} for the test leave "
+            f"{count - validation - test} for "
+            f"training; yours have {sizes}.",
+        )
+        once = sorted(int(i) for part in parts for i in part)
+        checks.expect(
+            len(set(once)) == len(once), "some samples are in two parts: what is tested has been learned from before."
+        )
+        checks.expect(once == list(range(count)), f"each index from 0 to {count - 1} belongs to one part.")
+        order = np.concatenate(parts)
+        checks.expect(
+            not (np.sort(parts[2]) == np.arange(count)[-test:]).all() and not (order == np.arange(count)).all(),
+            "the samples are in their old order: data are often sorted, by class or by writer. Shuffle first.",
+        )
+    checks.right("three parts without a sample in common, by chance")
+
+
+@checks.explain_errors
+def check_neighbours(shifted_copies):
+    images = np.random.default_rng(0).random((3, 8, 8)) + 0.1
+    got = checks.numbers(shifted_copies, images.copy(), shape=(15, 8, 8))
+    want = [images]
+    for rows, columns in ((0, 1), (0, -1), (1, 0), (-1, 0)):
+        padded = np.zeros((3, 10, 10))
+        padded[:, 1 + rows : 9 + rows, 1 + columns : 9 + columns] = images
+        want.append(padded[:, 1:9, 1:9])
+    rolled = np.concatenate([images, *(np.roll(images, by, axis) for axis in (2, 1) for by in (1, -1))])
+
+    def draw(got=got):
+        _, axes = plt.subplots(1, 5, figsize=(8, 1.9))
+        for i, ax in enumerate(axes):
+            ax.imshow(got[3 * i])
+            ax.set_title(f"yours: copy {i}", loc="center")
+            ax.axis("off")
+
+    checks.expect(
+        not np.allclose(np.sort(got.ravel()), np.sort(rolled.ravel())),
+        "what leaves the image on one side comes in on the other; paper (0) should come in.",
+        draw,
+    )
+    checks.same(got, np.concatenate(want), "the copies: as they are, right, left, down, up", draw=lambda *_: draw())
+    checks.right("five images for each: as it is, and shifted to its four neighbours")
