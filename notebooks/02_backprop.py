@@ -209,32 +209,7 @@ plt.show()
 
 
 # %%
-def draw_ways():
-    """Which weights a neuron uses in each direction."""
-    _, panels = plt.subplots(1, 2, figsize=(8.4, 2.7), sharey=True)
-    left, right = np.linspace(-1.5, 1.5, 4), np.linspace(-1, 1, 3)
-    for ax, title in zip(
-        panels, (r"forward: $z_j=\sum_k a_k W_{kj}$", r"backward: $\sum_j W_{kj}\,\delta_j$"), strict=True
-    ):
-        forward_way = ax is panels[0]
-        for k, yk in enumerate(left):
-            for j, yj in enumerate(right):
-                used = j == 1 if forward_way else k == 1
-                start, end = ((0.1, yk), (0.9, yj)) if forward_way else ((0.9, yj), (0.1, yk))
-                style = (
-                    dict(arrowstyle="-|>", lw=1.8, color=checks.BLUE if forward_way else checks.RED) if used else None
-                )
-                ax.annotate("", end, start, arrowprops=style or dict(arrowstyle="-", lw=0.6, color="0.8"))
-        ax.plot([0] * 4, left, "o", ms=17, mfc="white", mec="0.3")
-        ax.plot([1] * 3, right, "o", ms=17, mfc="white", mec="0.3")
-        ax.text(0, left[1], "$k$", ha="center", va="center")
-        ax.text(1, right[1], "$j$", ha="center", va="center")
-        ax.set(title=title, xlim=(-0.3, 1.3), ylim=(-2, 2))
-        ax.axis("off")
-    plt.show()
-
-
-draw_ways()
+exercise.draw_ways()
 
 # %% [markdown]
 # The four equations, neuron by neuron, for one sample:

@@ -167,17 +167,11 @@ def spread(first_weights):
     return np.array(spreads)
 
 
-def draw_spread(got, want):
-    _, ax = plt.subplots(figsize=(6.4, 2.8))
-    ax.semilogy(range(1, 11), got, "o-", color=checks.RED, label="yours")
-    ax.semilogy(range(1, 11), want, color=checks.GREY, lw=5, alpha=0.5, label="wanted")
-    ax.set(xlabel="layer", title="how the weighted inputs scatter")
-    ax.legend()
-
-
 weights = checks.call(first_weights, np.random.default_rng(0), 64, 30)
 checks.expect(np.shape(weights) == (64, 30), f"the weights have the shape {np.shape(weights)}, not (64, 30).")
-checks.same(spread(first_weights), np.ones(10), "the scatter after each layer", tolerance=0.3, draw=draw_spread)
+checks.same(
+    spread(first_weights), np.ones(10), "the scatter after each layer", tolerance=0.3, draw=exercise.draw_spread
+)
 checks.right("it neither explodes nor vanishes, through ten layers")
 
 # %% [markdown]
@@ -362,19 +356,10 @@ def confusion(predicted, true):
 
 
 # %%
-def draw_confusion(counts, ax, title):
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    ax.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    for i, j in np.argwhere(counts):
-        colour = "white" if shares[i, j] > 0.5 else checks.RED
-        ax.text(j, i, int(counts[i, j]), ha="center", va="center", color=colour, size=9)
-    ax.set(title=title, xlabel="the network says", ylabel="it is", xticks=range(10), yticks=range(10))
-
-
 def draw_two(got, want):
     _, axes = plt.subplots(1, 2, figsize=(9, 4.2))
     for ax, counts, title in zip(axes, (got, want), ("yours", "wanted"), strict=True):
-        draw_confusion(counts, ax, title)
+        exercise.draw_confusion(counts, ax, title)
 
 
 # The training digits, 100 of them, whose mistakes are known: every 7th is said to be one more.
@@ -388,7 +373,7 @@ every = [(x_validation, y_validation), (x_train, y_train)]
 _, axes = plt.subplots(1, 2, figsize=(9.6, 4.4))
 for ax, (x, y), name in zip(axes, every, ("validation", "training"), strict=True):
     guess = trainer.predict(x).argmax(axis=1)
-    draw_confusion(confusion(guess, y), ax, f"{name}: {np.mean(guess == y):.1%} right")
+    exercise.draw_confusion(confusion(guess, y), ax, f"{name}: {np.mean(guess == y):.1%} right")
 plt.show()
 
 # %% [markdown]

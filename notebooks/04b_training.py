@@ -517,7 +517,7 @@ exercise.check_clip(clip)
 # %% [markdown]
 # ## 7. All digits, each tested once
 #
-# Notebook 3 kept some digits aside for the test, and the figure had an uncertainty of 2%: there are few of them.
+# Notebook 3 kept some digits aside for the test, and with so few of them the figure was uncertain.
 # **Cross-validation** uses all 1,797 for both. Cut the samples into k parts, the *folds*. For each fold train a new
 # network on all the others, and test it on this one. Every digit is then tested once, by a network that has not seen
 # it.

@@ -294,25 +294,11 @@ print(f"4 MB on 8 ranks: {1e3 * even:.1f} ms; with one link of eight ten times s
 
 
 # %%
-def draw_tree(ax, tree, colour, title):
-    order = sorted(range(len(tree.parent)), key=lambda r: r)
-    for rank in order:
-        x, y = rank, -tree.depth[rank]
-        inside = bool(tree.children[rank])
-        if tree.parent[rank] is not None:
-            up = tree.parent[rank]
-            ax.plot([x, up], [y, -tree.depth[up]], color=checks.GREY, lw=1, zorder=1)
-        ax.plot(x, y, "o", ms=16, mfc=colour if inside else "white", mec=colour, mew=1.5, zorder=2)
-        ax.text(x, y, rank, ha="center", va="center", color="white" if inside else colour, fontsize=9)
-    ax.set_title(title)
-    ax.axis("off")
-
-
 _, axes = plt.subplots(1, 2, figsize=(11, 3))
 for ax, tree, colour, title in zip(
     axes, two_trees(12), (checks.BLUE, checks.RED), ("one half of the vector", "the other half"), strict=True
 ):
-    draw_tree(ax, tree, colour, title + " (filled: passes on)")
+    exercise.draw_tree(ax, tree, colour, title + " (filled: passes on)")
 plt.show()
 
 # %% [markdown]

@@ -578,7 +578,7 @@ trainer.close()
 draw_timeline(excerpt(events[0], steps=3), title="rank 1 is slow, measured")
 
 # %% [markdown]
-# Rank 1's bar is long and blue: it computes. The others' are grey: they wait for it. On four machines, by the clock:
+# Rank 1 computes for most of the time; the others' bars are grey: they wait for it. On four machines, by the clock:
 
 
 # %%

@@ -33,7 +33,7 @@ from threadpoolctl import threadpool_limits
 import checks
 import exercises.large_batches as exercise
 import nn
-from checks import BLUE, GREEN, GREY, INK, ORANGE, RED
+from checks import BLUE, GREEN, GREY, ORANGE, RED
 from nn.optim.learning_rates import MultiStep, Warmup
 
 # %matplotlib inline
@@ -107,20 +107,6 @@ def falling(rate):
     return lambda steps: MultiStep(rate, (EPOCHS * 2 // 3 * steps,))
 
 
-def draw_errors(curves, title):
-    """The mean over seeds, and the range that they span."""
-    _, ax = plt.subplots(figsize=(6.8, 3.4))
-    for (name, runs), colour in zip(curves.items(), (INK, BLUE, RED, GREEN, ORANGE, checks.PINK), strict=False):
-        runs, epochs = np.array(runs), np.arange(1, len(runs[0]) + 1)
-        ax.plot(epochs, runs.mean(0), "o-", ms=3, color=colour, label=f"{name}: {runs[:, -1].mean():.1f}%")
-        ax.fill_between(epochs, runs.min(0), runs.max(0), color=colour, alpha=0.12, lw=0)
-    ax.set(xlabel="epoch", ylabel="validation error (%)", title=title, yscale="log", ylim=(1, 100))
-    ax.set_yticks([1, 2, 5, 10, 20, 50, 100], [1, 2, 5, 10, 20, 50, 100])
-    ax.set_yticks([], minor=True)
-    ax.legend()
-    plt.show()
-
-
 def momentum(rate=RATE):
     return nn.SGD(rate, momentum=0.9, weight_decay=1e-4)
 
@@ -130,7 +116,7 @@ curves = {
     f"batch {SMALL}": [train(SMALL, momentum(), falling(RATE), seed) for seed in SEEDS],
     f"batch {LARGE}, the same rate": [train(LARGE, momentum(), falling(RATE), seed) for seed in SEEDS],
 }
-draw_errors(curves, "The same rate: too little happens in an epoch")
+exercise.draw_errors(curves, "The same rate: too little happens in an epoch")
 
 # %% [markdown]
 # The large batch makes 12 times fewer steps, each of the same length. It has simply not gone far enough.
@@ -232,22 +218,11 @@ def my_warmup(step, small, large, steps):
 
 
 # %%
-def draw_rates(got, want):
-    """Both as lines, with a cross where they part."""
-    _, ax = plt.subplots(figsize=(6, 2.6))
-    ax.plot(want, color=GREY, lw=5, alpha=0.5, label="wanted")
-    ax.plot(got, "o-", color=RED, label="yours")
-    for first in np.flatnonzero(~np.isclose(got, want))[:1]:
-        ax.plot(first, want[first], "x", ms=13, mew=3, color=INK, label=f"the first that differs: step {first}")
-    ax.set(xlabel="step", ylabel="learning rate", title="warm-up from 0.015 to 0.24 in 10 steps", ylim=(0, 0.3))
-    ax.legend(loc="upper left")
-
-
 wanted = [Warmup(lambda step: 0.24, 10, start=0.015)(step) for step in range(15)]
 mine = [checks.call(my_warmup, step, 0.015, 0.24, 10) for step in range(15)]
-checks.same(mine, wanted, "the rate of step 0, 1, ...", draw=draw_rates)
+checks.same(mine, wanted, "the rate of step 0, 1, ...", draw=exercise.draw_rates)
 checks.right("a straight line, and flat from step 10 on, as nn.optim.learning_rates.Warmup has it")
-draw_rates(mine, wanted)
+exercise.draw_rates(mine, wanted)
 
 # %% [markdown]
 # Now all of them, with the large batch:
@@ -271,7 +246,7 @@ def gradual_warmup(steps):
 for schedule in (no_warmup, constant_warmup, gradual_warmup):
     name = f"batch {LARGE}, {schedule.__name__.replace('_', ' ')}"
     curves[name] = [train(LARGE, momentum(), schedule, seed) for seed in SEEDS]
-draw_errors(curves, f"batch {LARGE}: {K} times the rate")
+exercise.draw_errors(curves, f"batch {LARGE}: {K} times the rate")
 
 # %% [markdown]
 # Gradual warm-up comes nearest to the small batch; the constant one, whose jump comes after three epochs, is the
@@ -373,48 +348,8 @@ def my_lars(w, g, v, rate, momentum, trust, decay):
 
 
 # %%
-def five_steps():
-    """How long the steps are that yours and nn.LARS make: (steps, matrices) each; and the weights in the end."""
-    small = nn.Network(nn.Sequential(nn.Linear(6, 5, bias=False), nn.Linear(5, 4, bias=False)), (6,), np.float64)
-    optimizer = nn.LARS(2.0, momentum=0.9, trust=0.01, weight_decay=0.1)
-    theirs, velocity = small.layout.zeros(np.float64), {"velocity": small.layout.zeros(np.float64)}
-    small.layout.initialize(theirs, 0)
-    own, v, rng = theirs.copy(), np.zeros_like(theirs), np.random.default_rng(1)
-    found = []
-    for step in range(5):
-        g = rng.standard_normal(theirs.shape) * 10.0**-step  # the gradients become short: LARS does not mind
-        before = own.copy(), theirs.copy()
-        arrays = [[array for _, array in small.layout.items(flat)] for flat in (own, g.copy(), v)]
-        for matrices in zip(*arrays, strict=True):
-            checks.change(my_lars, *matrices, 2.0, 0.9, 0.01, 0.1)
-        optimizer.update(theirs, g, velocity, step, small.layout.region())
-        moved = own - before[0], theirs - before[1]
-        found.append([[np.linalg.norm(a) for _, a in small.layout.items(m)] for m in moved])
-    mine, right = np.moveaxis(np.array(found), 1, 0)
-    return mine, right, own, theirs
-
-
-def draw_steps(mine, right):
-    """The length of every step, for both matrices."""
-    _, axes = plt.subplots(1, 2, figsize=(8, 2.6), sharey=True)
-    for i, ax in enumerate(axes):
-        ax.bar(np.arange(5) - 0.2, right[:, i], 0.4, color=GREY, label="nn.LARS")
-        ax.bar(np.arange(5) + 0.2, mine[:, i], 0.4, color=RED, label="yours")
-        ax.set(xlabel="step", title=f"matrix {i}: length of a step")
-    axes[0].legend()
-
-
-mine, right, own, theirs = five_steps()
-wrong = np.argwhere(~np.isclose(mine, right, rtol=1e-9))
-if len(wrong):
-    step, matrix = wrong[0]
-    hint = "what does the momentum do?" if step else "look at the local rate, and that w and v change in place"
-    long = f"{mine[step, matrix]:.3g} long, and {right[step, matrix]:.3g} is wanted"
-    said = f"step {step} of matrix {matrix} is {long}: {hint}"
-    checks.expect(False, said, lambda: draw_steps(mine, right))
-checks.same(own, theirs, "the weights after five steps")
-checks.right("as nn.LARS, though the gradients became 10,000 times shorter")
-draw_steps(mine, right)
+exercise.check_lars(my_lars)
+plt.show()
 
 # %% [markdown]
 # ## 6. LAMB: the same for Adam

@@ -38,7 +38,7 @@ from threadpoolctl import threadpool_limits
 import checks
 import exercises.asynchrony as exercise
 import nn
-from checks import BLUE, GREEN, GREY, INK, ORANGE, RED
+from checks import BLUE, GREEN, GREY, ORANGE, RED
 from collectives import draw_timeline
 from nn.optim.lbfgs import LBFGS, Vectors
 from parallel.sync.asynchronous.clock import allowed
@@ -114,25 +114,12 @@ def may_start(clock, slowest, bound):
 
 
 # %%
-def draw_rule(got, want):
-    """Who may go, for every pair of clocks."""
-    _, axes = plt.subplots(1, 2, figsize=(7.4, 3.4), sharey=True)
-    for ax, table, name in zip(axes, (got, want), ("yours", "wanted"), strict=True):
-        ax.imshow(table, cmap="Blues", vmin=0, vmax=1.6, origin="lower")
-        for (slowest, clock), goes in np.ndenumerate(table):
-            ax.text(clock, slowest, "goes" if goes else "waits", ha="center", va="center", fontsize=7, color=INK)
-            if goes != want[slowest, clock]:
-                ax.add_patch(plt.Rectangle((clock - 0.46, slowest - 0.46), 0.92, 0.92, fill=False, ec=RED, lw=2.5))
-        ax.set(xlabel="the worker's clock", title=f"s = 2: {name}")
-    axes[0].set_ylabel("the slowest worker's clock")
-
-
 wanted = np.array([[allowed(clock, slowest, 2) for clock in range(7)] for slowest in range(4)], float)
 got = [[checks.call(may_start, clock, slowest, 2) for clock in range(7)] for slowest in range(4)]
-checks.same(got, wanted, "who may go (1) or waits (0), [slowest clock, own clock]", draw=draw_rule)
+checks.same(got, wanted, "who may go (1) or waits (0), [slowest clock, own clock]", draw=exercise.draw_rule)
 checks.expect(checks.call(may_start, 99, 0, inf), "without a bound (s = inf) everybody may always go")
 checks.right("with s = 2 nobody is more than three steps ahead, the one in work included")
-draw_rule(np.array(got, float), wanted)
+exercise.draw_rule(np.array(got, float), wanted)
 
 # %% [markdown]
 # Now the whole of asynchronous training. Nothing here depends on how fast this computer is: workers are simulated, one

@@ -234,37 +234,8 @@ def my_qsgd(v, s, U):
 
 
 # %%
-rng = np.random.default_rng(0)
-v, s, TRIES = rng.standard_normal(64), 4, 4000
-tries = np.array([checks.numbers(my_qsgd, v, s, rng.random(64), shape=(64,)) for _ in range(TRIES)])
-levels = s * tries / np.linalg.norm(v)
-
-
-def draw_means(got=None, want=None):
-    """The mean of all tries against the value."""
-    _, ax = plt.subplots(figsize=(4.6, 3.6))
-    ax.plot([v.min(), v.max()], [v.min(), v.max()], color=GREY, lw=5, alpha=0.5, label="wanted: the mean is the value")
-    ax.plot(v, tries[0], ".", color=ORANGE, label="one try")
-    ax.plot(v, tries.mean(0), "o", ms=4, color=RED, label=f"mean of {TRIES:,} tries")
-    ax.set(xlabel="value", ylabel="decoded", title=f"{2 * s + 1} levels")
-    ax.legend(fontsize=8)
-
-
-off = np.abs(tries.mean(0) - v)
-noise = np.linalg.norm(v) / s / 2 / np.sqrt(TRIES)  # standard deviation of the mean, at most
-worst = int(off.argmax())
-said = f"the mean of {TRIES:,} tries of a value {v[worst]:.3f} is {tries[:, worst].mean():.3f}: rounding has a bias"
-checks.expect(
-    np.allclose(levels, np.round(levels), atol=1e-9), "not all values are whole levels of |v| / s", draw_means
-)
-checks.expect(off.max() < 6 * noise, said, draw_means)
-variance = ((tries - v) ** 2).sum(1).mean() / (v @ v)
-bound = min(64 / s**2, np.sqrt(64) / s)
-checks.expect(
-    variance <= bound, f"the variance is {variance:.2f} |v|^2, and at most {bound:.2f} is allowed", draw_means
-)
-checks.right(f"no bias, and a variance of {variance:.2f} |v|^2, where {bound:.2f} is the bound")
-draw_means()
+exercise.check_qsgd(my_qsgd)
+plt.show()
 
 # %% [markdown]
 # With s = 1, three levels, it is the idea of TernGrad. `nn`'s QSGD takes the norm of every 512 gradients, not of all,
@@ -291,26 +262,12 @@ def nearest(s):
     return exchange
 
 
-def draw_errors(curves, title):
-    """Validation error over epochs."""
-    _, ax = plt.subplots(figsize=(7, 3.2))
-    for (name, errors), colour, marker in zip(curves.items(), (INK, RED, ORANGE, BLUE, GREEN), "osD^v", strict=False):
-        ax.plot(
-            range(1, len(errors) + 1), errors, marker=marker, ms=4, color=colour, label=f"{name}: {errors[-1]:.1f}%"
-        )
-    ax.set(xlabel="epoch", ylabel="validation error (%)", title=title, yscale="log", ylim=(1, 100))
-    ax.set_yticks([1, 2, 5, 10, 20, 50, 100], [1, 2, 5, 10, 20, 50, 100])
-    ax.set_yticks([], minor=True)
-    ax.legend(fontsize=8)
-    plt.show()
-
-
 curves = {
     "all bits": train(dense),
     "nearest of 33 levels": train(nearest(16)),
     "33 levels at random": train(quantised(16)),
 }
-draw_errors(curves, "Rounding: bias is worse than noise")
+exercise.draw_errors(curves, "Rounding: bias is worse than noise")
 
 # %% [markdown]
 # The fewest bits are one: the **sign** (Seide et al. 2014). With it two numbers are sent, the mean of all that are
@@ -393,51 +350,8 @@ def my_topk(g, e, k):
 
 
 # %%
-rng = np.random.default_rng(3)
-given = rng.standard_normal((12, 20)) * np.linspace(0.2, 1.5, 20)
-given[:, 2] = 0.25  # small, but always the same way
-e = np.zeros(20)
-flat = nn.Network(nn.Linear(20, 1, bias=False), (20,), np.float64).layout
-theirs = parse(f"topk:{2.99 / flat.size}").attach(flat.region(), np.float64)  # 3 of all, rounded up
-sent, want = [], []
-for step, g in enumerate(given):
-    sent.append(checks.numbers(my_topk, g.copy(), e, 3, shape=(20,)))
-    padded = flat.zeros(np.float64)
-    padded[:20] = g
-    message, total = theirs.encode(padded.copy(), step), flat.zeros(np.float64)
-    theirs.decode(message, total)
-    want.append(total[:20])
-sent, want = np.array(sent), np.array(want)
-
-
-def draw_sent(got, want):
-    """What was sent in every step, and all of it against all that was there."""
-    _, axes = plt.subplots(1, 3, figsize=(11, 3))
-    for ax, image, name in zip(axes, (want, got), ("wanted", "yours"), strict=False):
-        ax.imshow(image, cmap="RdBu", vmin=-3, vmax=3, aspect="auto")
-        ax.set(xlabel="place in the vector", ylabel="step", title=f"sent: {name}")
-    axes[2].bar(range(20), given.sum(0), color=GREY, label="sum of all g")
-    axes[2].plot(range(20), got.sum(0), "o", color=RED, label="sum of all you sent")
-    axes[2].set(xlabel="place in the vector", title="what got through in 12 steps")
-    axes[2].legend(fontsize=8)
-
-
-per_step = np.count_nonzero(sent, axis=1)
-checks.expect(
-    (per_step <= 3).all(),
-    f"3 entries may be sent in a step, yours sends {per_step.max()}",
-    lambda: draw_sent(sent, want),
-)
-if not np.allclose(sent, want):
-    step = int(np.argmax(~np.isclose(sent, want).all(1)))
-    places = np.flatnonzero(want[step])
-    said = (
-        f"step {step}: the places {places.tolist()} are to be sent, yours sends {np.flatnonzero(sent[step]).tolist()}"
-    )
-    checks.expect(False, said + ("" if step == 0 else "; what is in the memory?"), lambda: draw_sent(sent, want))
-checks.same(sent.sum(0) + e, given.sum(0), "sum of all sent + e")
-checks.right("the library's top-k, bit for bit; what is not sent is remembered")
-draw_sent(sent, want)
+exercise.check_topk(my_topk)
+plt.show()
 
 # %% [markdown]
 # Look at place 2: its gradient is small, but always points the same way. Now and then its memory has grown enough, and
@@ -463,7 +377,7 @@ curves = {
     "1%, forgetting": train(topk(0.01, memory=False)),
     "1%, remembering": train(topk(0.01)),
 }
-draw_errors(curves, "One gradient in a hundred")
+exercise.draw_errors(curves, "One gradient in a hundred")
 
 # %% [markdown]
 # ## 5. Momentum, where gradients come late
@@ -566,7 +480,7 @@ curves = {
     "1%, momentum after": train(topk(0.01), rate=0.05, momentum=0.9),
     "1%, momentum before (DGC)": train(dgc(0.01), rate=0.05),
 }
-draw_errors(curves, "Momentum and one gradient in a hundred")
+exercise.draw_errors(curves, "Momentum and one gradient in a hundred")
 
 # %% [markdown]
 # ## 6. Bytes against accuracy

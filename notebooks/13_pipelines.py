@@ -123,23 +123,8 @@ def look_at(schedule, ranks=4, micro_batches=8):
     try:
         return check(actions, micro_batches=micro_batches)
     except PipelineError as error:
-        draw_rows(actions, error)
+        exercise.draw_rows(actions, error)
         raise checks.NotYet(str(error)) from None
-
-
-def draw_rows(actions, error):
-    """What each rank was to do, one action after the other; red: what cannot run, or the rank that lacks something."""
-    _, ax = plt.subplots(figsize=(10, 0.5 * len(actions) + 0.6))
-    for rank, row in enumerate(actions):
-        for i, action in enumerate(row):
-            wrong = rank == error.rank and error.column in (None, i)
-            ax.barh(rank, 0.9, left=i, color=RED if wrong else BLUE, alpha=1 if wrong else 0.4)
-            ax.text(i + 0.45, rank, str(action), ha="center", va="center", color=INK, fontsize=8)
-    ax.set_yticks(range(len(actions)), [f"rank {rank}" for rank in range(len(actions))])
-    columns = range(max(map(len, actions)))
-    ax.set_xticks(np.arange(len(columns)) + 0.45, columns)
-    ax.set(xlabel="column", title="yours, before it is run")
-    ax.invert_yaxis()
 
 
 report = look_at(my_gpipe)

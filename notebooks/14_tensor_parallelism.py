@@ -223,35 +223,7 @@ def my_mlp(X, A, B, gZ):
 
 
 # %%
-p = network.layout.views(network.layout.zeros(np.float64))
-gradients = network.layout.zeros(np.float64)
-g = network.layout.views(gradients)
-rng = np.random.default_rng(1)
-X, gZ = rng.standard_normal((6, 4)), rng.standard_normal((6, 4))
-p[0].W[...], p[2].W[...] = rng.standard_normal((4, 8)), rng.standard_normal((8, 4))
-Z, saved = network.forward(p, X.copy(), ctx)
-Z = Z.copy()
-numerical, eps = np.zeros_like(X), 1e-6  # a network gives no gradient of its input: take it by differences
-for i in np.ndindex(*X.shape):
-    ends = []
-    for sign in (1, -1):
-        moved = X.copy()
-        moved[i] += sign * eps
-        ends.append((network.forward(p, moved, network.context())[0] * gZ).sum())
-    numerical[i] = (ends[0] - ends[1]) / (2 * eps)
-Z2, saved = network.forward(p, X.copy(), ctx)
-network.backward(p, g, gZ.copy(), saved, ctx)
-for t in (1, 2, 4):
-    parts = np.split(p[0].W, t, axis=1), np.split(p[2].W, t, axis=0)
-    mine = checks.several(4, my_mlp, X, *parts, gZ)
-    checks.same(mine[0], Z, f"Z on {t} ranks")
-    checks.same(mine[1], numerical, f"the gradient of X on {t} ranks", tolerance=1e-6)
-    for name, found, whole, axis in (("A", mine[2], g[0].W, 1), ("B", mine[3], g[2].W, 0)):
-        said = f"of {name}, in {t} parts, a list of as many gradients is expected"
-        checks.expect(isinstance(found, list | tuple | np.ndarray) and len(found) == t, said)
-        for i, want in enumerate(np.split(whole, t, axis=axis)):
-            checks.same(found[i], want, f"the gradient of part {i} of {name}, on {t} ranks")
-checks.right("on 1, 2 and 4 ranks as nn in one process")
+g, mine = exercise.check_mlp(my_mlp, network)
 
 _, axes = plt.subplots(1, 4, figsize=(11, 2.4))
 for ax, array, name in zip(axes, (mine[1], g[0].W, g[2].W, mine[0]), ("gX", "gA", "gB", "Z"), strict=True):
@@ -434,15 +406,6 @@ def my_split_loss(z, first, target):
 
 
 # %%
-def draw_losses(got, want):
-    """A bar for every row."""
-    _, ax = plt.subplots(figsize=(6.4, 2.6))
-    ax.bar(np.arange(len(want)) - 0.2, want, 0.4, color=GREY, label="wanted")
-    ax.bar(np.arange(len(want)) + 0.2, got, 0.4, color=RED, label="yours")
-    ax.set(xlabel="row", ylabel="loss", title="classes on three ranks: 4, 4 and 3 of 11", ylim=(0, 1.4 * max(want)))
-    ax.legend()
-
-
 rng = np.random.default_rng(5)
 z, target = 4 * rng.standard_normal((6, 11)), np.array([0, 3, 4, 7, 8, 10])
 z[2] += 800  # exp of it would be infinite
@@ -453,13 +416,13 @@ for i in range(6):
     want_gz[i] = gz
 first, parts = (0, 4, 8), [z[:, :4], z[:, 4:8], z[:, 8:]]
 loss, gz = checks.several(2, my_split_loss, [part.copy() for part in parts], first, target)
-checks.same(loss, want, "the loss of every row", draw=draw_losses)
+checks.same(loss, want, "the loss of every row", draw=exercise.draw_losses)
 said = "of z, in three parts, a list of three gradients is expected"
 checks.expect(isinstance(gz, list | tuple) and len(gz) == 3, said)
 for i, wanted in enumerate(np.split(want_gz, first[1:], axis=1)):
     checks.same(gz[i], wanted, f"the gradient of [row, class] of part {i}")
 checks.right("as nn.CrossEntropyLoss of all eleven classes, a row with logits of 800 too")
-draw_losses(loss, want)
+exercise.draw_losses(loss, want)
 
 # %% [markdown]
 # ## 6. The price

@@ -210,19 +210,12 @@ def my_fit(n, t):
 
 
 # %%
-def draw_line(ax, n, t, fits):
-    """Measured points, and lines."""
-    ax.loglog(n, 1e6 * t, "o", color=BLUE, label="measured")
-    for name, (alpha, beta), colour in fits:
-        ax.loglog(n, 1e6 * np.maximum(alpha + beta * n, 1e-9), color=colour, label=name)
-    ax.set(xlabel="bytes", ylabel="microseconds", ylim=(0.5 * 1e6 * t.min(), 2e6 * t.max()))
-    ax.legend()
-
-
 measured_n, measured_t = np.array(lengths[0], float), np.array(fastest[0])
 alpha, beta = exercise.fit_of_messages(my_fit, measured_n, measured_t)
 _, ax = plt.subplots(figsize=(6.8, 3.2))
-draw_line(ax, measured_n, measured_t, [(f"{1e6 * alpha:.2g} us + n / ({1e-9 / beta:.2g} GB/s)", (alpha, beta), RED)])
+exercise.draw_line(
+    ax, measured_n, measured_t, [(f"{1e6 * alpha:.2g} us + n / ({1e-9 / beta:.2g} GB/s)", (alpha, beta), RED)]
+)
 ax.set_title("Two ranks of this computer")
 plt.show()
 

@@ -18,12 +18,14 @@ The checks of a notebook are a module of `exercises`, beside this file.
 """
 
 import functools
+import linecache
 import traceback
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 from cycler import cycler
+from IPython import get_ipython
 
 import collectives
 from collectives.drawing.marks import GREY, INK
@@ -65,6 +67,16 @@ def style() -> None:
             "image.cmap": "gray_r",
         }
     )
+    if (shell := get_ipython()) is not None:
+        shell.set_custom_exc((Exception,), show_error)
+
+
+def show_error(shell, kind, error, trace, tb_offset=None) -> None:
+    """Show what a cell raises: as ever, but as a sentence where a cell that checks has called the learner's code."""
+    frames = learners_frames(error)
+    if len(frames) > 1 and "check" in "".join(linecache.getlines(frames[0].filename)):
+        error._render_traceback_ = explained(error, frames[1].name)._render_traceback_
+    shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
 
 
 def right(sentence: str) -> None:

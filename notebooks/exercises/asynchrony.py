@@ -5,7 +5,7 @@ import numpy as np
 
 import checks
 import nn
-from checks import GREY, RED
+from checks import GREY, INK, RED
 
 
 class Server:
@@ -140,3 +140,16 @@ def check_elastic(elastic):
     )
     checks.same(x - c, 0.5 * (worker - center), "the distance after a pull of a quarter from both sides")
     checks.right("both move by the same length, towards each other")
+
+
+def draw_rule(got, want):
+    """Who may go, for every pair of clocks."""
+    _, axes = plt.subplots(1, 2, figsize=(7.4, 3.4), sharey=True)
+    for ax, table, name in zip(axes, (got, want), ("yours", "wanted"), strict=True):
+        ax.imshow(table, cmap="Blues", vmin=0, vmax=1.6, origin="lower")
+        for (slowest, clock), goes in np.ndenumerate(table):
+            ax.text(clock, slowest, "goes" if goes else "waits", ha="center", va="center", fontsize=7, color=INK)
+            if goes != want[slowest, clock]:
+                ax.add_patch(plt.Rectangle((clock - 0.46, slowest - 0.46), 0.92, 0.92, fill=False, ec=RED, lw=2.5))
+        ax.set(xlabel="the worker's clock", title=f"s = 2: {name}")
+    axes[0].set_ylabel("the slowest worker's clock")

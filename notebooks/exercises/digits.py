@@ -55,3 +55,20 @@ def check_neighbours(shifted_copies):
     )
     checks.same(got, np.concatenate(want), "the copies: as they are, right, left, down, up", draw=lambda *_: draw())
     checks.right("five images for each: as it is, and shifted to its four neighbours")
+
+
+def draw_spread(got, want):
+    _, ax = plt.subplots(figsize=(6.4, 2.8))
+    ax.semilogy(range(1, 11), got, "o-", color=checks.RED, label="yours")
+    ax.semilogy(range(1, 11), want, color=checks.GREY, lw=5, alpha=0.5, label="wanted")
+    ax.set(xlabel="layer", title="how the weighted inputs scatter")
+    ax.legend()
+
+
+def draw_confusion(counts, ax, title):
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    ax.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    for i, j in np.argwhere(counts):
+        colour = "white" if shares[i, j] > 0.5 else checks.RED
+        ax.text(j, i, int(counts[i, j]), ha="center", va="center", color=colour, size=9)
+    ax.set(title=title, xlabel="the network says", ylabel="it is", xticks=range(10), yticks=range(10))

@@ -1,8 +1,12 @@
 """The checks of 11_fewer_bytes.py."""
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
+import nn
+from checks import BLUE, GREEN, GREY, INK, ORANGE, RED
+from parallel.sync.compression import parse
 
 
 @checks.explain_errors
@@ -67,3 +71,89 @@ def check_dgc(dgc):
         checks.same(v, v2, f"v after step {step}: 0 where it was sent")
         checks.same(u, u2, f"u after step {step}: 0 where v was sent")
     checks.right("velocities are remembered in place of gradients, and both end where they were sent")
+
+
+def draw_errors(curves, title):
+    """Validation error over epochs."""
+    _, ax = plt.subplots(figsize=(7, 3.2))
+    for (name, errors), colour, marker in zip(curves.items(), (INK, RED, ORANGE, BLUE, GREEN), "osD^v", strict=False):
+        ax.plot(
+            range(1, len(errors) + 1), errors, marker=marker, ms=4, color=colour, label=f"{name}: {errors[-1]:.1f}%"
+        )
+    ax.set(xlabel="epoch", ylabel="validation error (%)", title=title, yscale="log", ylim=(1, 100))
+    ax.set_yticks([1, 2, 5, 10, 20, 50, 100], [1, 2, 5, 10, 20, 50, 100])
+    ax.set_yticks([], minor=True)
+    ax.legend(fontsize=8)
+    plt.show()
+
+
+@checks.explain_errors
+def check_qsgd(my_qsgd):
+    """Of many tries: only whole levels, the right mean, and a variance within the bound."""
+    rng = np.random.default_rng(0)
+    v, s, count = rng.standard_normal(64), 4, 4000
+    tries = np.array([checks.numbers(my_qsgd, v.copy(), s, rng.random(64), shape=(64,)) for _ in range(count)])
+    levels = s * tries / np.linalg.norm(v)
+
+    def draw():
+        _, ax = plt.subplots(figsize=(4.6, 3.6))
+        ends = [v.min(), v.max()]
+        ax.plot(ends, ends, color=GREY, lw=5, alpha=0.5, label="wanted: the mean is the value")
+        ax.plot(v, tries[0], ".", color=ORANGE, label="one try")
+        ax.plot(v, tries.mean(0), "o", ms=4, color=RED, label=f"mean of {count:,} tries")
+        ax.set(xlabel="value", ylabel="decoded", title=f"{2 * s + 1} levels")
+        ax.legend(fontsize=8)
+
+    whole = np.allclose(levels, np.round(levels), atol=1e-9)
+    checks.expect(whole, "not all values are whole levels of |v| / s", draw)
+    off = np.abs(tries.mean(0) - v)
+    noise = np.linalg.norm(v) / s / 2 / np.sqrt(count)  # standard deviation of the mean, at most
+    worst = int(off.argmax())
+    said = f"the mean of {count:,} tries of a value {v[worst]:.3f} is {tries[:, worst].mean():.3f}: rounding has a bias"
+    checks.expect(off.max() < 6 * noise, said, draw)
+    variance = ((tries - v) ** 2).sum(1).mean() / (v @ v)
+    bound = min(64 / s**2, np.sqrt(64) / s)
+    said = f"the variance is {variance:.2f} |v|^2, and at most {bound:.2f} is allowed"
+    checks.expect(variance <= bound, said, draw)
+    checks.right(f"no bias, and a variance of {variance:.2f} |v|^2, where {bound:.2f} is the bound")
+    draw()
+
+
+@checks.explain_errors
+def check_topk(my_topk):
+    """Twelve steps against the library's top-k; nothing is lost."""
+    rng = np.random.default_rng(3)
+    given = rng.standard_normal((12, 20)) * np.linspace(0.2, 1.5, 20)
+    given[:, 2] = 0.25  # small, but always the same way
+    e = np.zeros(20)
+    flat = nn.Network(nn.Linear(20, 1, bias=False), (20,), np.float64).layout
+    theirs = parse(f"topk:{2.99 / flat.size}").attach(flat.region(), np.float64)  # 3 of all, rounded up
+    sent, want = [], []
+    for step, g in enumerate(given):
+        sent.append(checks.numbers(my_topk, g.copy(), e, 3, shape=(20,)))
+        padded, total = flat.zeros(np.float64), flat.zeros(np.float64)
+        padded[:20] = g
+        theirs.decode(theirs.encode(padded, step), total)
+        want.append(total[:20])
+    sent, want = np.array(sent), np.array(want)
+
+    def draw():
+        _, axes = plt.subplots(1, 3, figsize=(11, 3))
+        for ax, image, name in zip(axes, (want, sent), ("wanted", "yours"), strict=False):
+            ax.imshow(image, cmap="RdBu", vmin=-3, vmax=3, aspect="auto")
+            ax.set(xlabel="place in the vector", ylabel="step", title=f"sent: {name}")
+        axes[2].bar(range(20), given.sum(0), color=GREY, label="sum of all g")
+        axes[2].plot(range(20), sent.sum(0), "o", color=RED, label="sum of all you sent")
+        axes[2].set(xlabel="place in the vector", title="what got through in 12 steps")
+        axes[2].legend(fontsize=8)
+
+    most = np.count_nonzero(sent, axis=1).max()
+    checks.expect(most <= 3, f"3 entries may be sent in a step, yours sends {most}", draw)
+    if not np.allclose(sent, want):
+        step = int(np.argmax(~np.isclose(sent, want).all(1)))
+        wanted, yours = (np.flatnonzero(row[step]).tolist() for row in (want, sent))
+        said = f"step {step}: the places {wanted} are to be sent, yours sends {yours}"
+        checks.expect(False, said + ("" if step == 0 else "; what is in the memory?"), draw)
+    checks.same(sent.sum(0) + e, given.sum(0), "sum of all sent + e")
+    checks.right("the library's top-k, bit for bit; what is not sent is remembered")
+    draw()

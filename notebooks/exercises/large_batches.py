@@ -1,8 +1,10 @@
 """The checks of 09_large_batches.py."""
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
+from checks import BLUE, GREEN, GREY, INK, ORANGE, RED
 import nn
 
 
@@ -66,3 +68,68 @@ def check_noise_scale(noise_scale):
             got, noise / signal, f"the noise scale for |G|^2 = {signal:g} and a variance of {noise:g}", tolerance=1e-6
         )
     checks.right("two equations, two unknowns")
+
+
+def draw_rates(got, want):
+    """Both as lines, with a cross where they part."""
+    _, ax = plt.subplots(figsize=(6, 2.6))
+    ax.plot(want, color=GREY, lw=5, alpha=0.5, label="wanted")
+    ax.plot(got, "o-", color=RED, label="yours")
+    for first in np.flatnonzero(~np.isclose(got, want))[:1]:
+        ax.plot(first, want[first], "x", ms=13, mew=3, color=INK, label=f"the first that differs: step {first}")
+    ax.set(xlabel="step", ylabel="learning rate", title="warm-up from 0.015 to 0.24 in 10 steps", ylim=(0, 0.3))
+    ax.legend(loc="upper left")
+
+
+def draw_steps(mine, right):
+    """The length of every step, for both matrices."""
+    _, axes = plt.subplots(1, 2, figsize=(8, 2.6), sharey=True)
+    for i, ax in enumerate(axes):
+        ax.bar(np.arange(5) - 0.2, right[:, i], 0.4, color=GREY, label="nn.LARS")
+        ax.bar(np.arange(5) + 0.2, mine[:, i], 0.4, color=RED, label="yours")
+        ax.set(xlabel="step", title=f"matrix {i}: length of a step")
+    axes[0].legend()
+
+
+def draw_errors(curves, title):
+    """The mean over seeds, and the range that they span."""
+    _, ax = plt.subplots(figsize=(6.8, 3.4))
+    for (name, runs), colour in zip(curves.items(), (INK, BLUE, RED, GREEN, ORANGE, checks.PINK), strict=False):
+        runs, epochs = np.array(runs), np.arange(1, len(runs[0]) + 1)
+        ax.plot(epochs, runs.mean(0), "o-", ms=3, color=colour, label=f"{name}: {runs[:, -1].mean():.1f}%")
+        ax.fill_between(epochs, runs.min(0), runs.max(0), color=colour, alpha=0.12, lw=0)
+    ax.set(xlabel="epoch", ylabel="validation error (%)", title=title, yscale="log", ylim=(1, 100))
+    ax.set_yticks([1, 2, 5, 10, 20, 50, 100], [1, 2, 5, 10, 20, 50, 100])
+    ax.set_yticks([], minor=True)
+    ax.legend()
+    plt.show()
+
+
+@checks.explain_errors
+def check_lars(my_lars):
+    """The lengths of five steps on two matrices, and the weights in the end, as nn.LARS makes them."""
+    small = nn.Network(nn.Sequential(nn.Linear(6, 5, bias=False), nn.Linear(5, 4, bias=False)), (6,), np.float64)
+    optimizer = nn.LARS(2.0, momentum=0.9, trust=0.01, weight_decay=0.1)
+    theirs, velocity = small.layout.zeros(np.float64), {"velocity": small.layout.zeros(np.float64)}
+    small.layout.initialize(theirs, 0)
+    own, v, rng = theirs.copy(), np.zeros_like(theirs), np.random.default_rng(1)
+    lengths = []
+    for step in range(5):
+        g = rng.standard_normal(theirs.shape) * 10.0**-step  # the gradients become short: LARS does not mind
+        before = own.copy(), theirs.copy()
+        arrays = [[array for _, array in small.layout.items(flat)] for flat in (own, g.copy(), v)]
+        for matrices in zip(*arrays, strict=True):
+            checks.change(my_lars, *matrices, 2.0, 0.9, 0.01, 0.1)
+        optimizer.update(theirs, g, velocity, step, small.layout.region())
+        moved = own - before[0], theirs - before[1]
+        lengths.append([[np.linalg.norm(a) for _, a in small.layout.items(m)] for m in moved])
+    mine, right = np.moveaxis(np.array(lengths), 1, 0)
+    wrong = np.argwhere(~np.isclose(mine, right, rtol=1e-9))
+    if len(wrong):
+        step, matrix = wrong[0]
+        hint = "what does the momentum do?" if step else "look at the local rate, and that w and v change in place"
+        long = f"{mine[step, matrix]:.3g} long, and {right[step, matrix]:.3g} is wanted"
+        checks.expect(False, f"step {step} of matrix {matrix} is {long}: {hint}", lambda: draw_steps(mine, right))
+    checks.same(own, theirs, "the weights after five steps")
+    checks.right("as nn.LARS, though the gradients became 10,000 times shorter")
+    draw_steps(mine, right)

@@ -70,3 +70,12 @@ def check_hiding(fewest, sum_seconds, images_per_second):
             f"yours says {got:g}.",
         )
     checks.right("as tried one by one")
+
+
+def draw_line(ax, n, t, fits):
+    """Measured points, and lines."""
+    ax.loglog(n, 1e6 * t, "o", color=BLUE, label="measured")
+    for name, (alpha, beta), colour in fits:
+        ax.loglog(n, 1e6 * np.maximum(alpha + beta * n, 1e-9), color=colour, label=name)
+    ax.set(xlabel="bytes", ylabel="microseconds", ylim=(0.5 * 1e6 * t.min(), 2e6 * t.max()))
+    ax.legend()

@@ -125,3 +125,34 @@ def check_fit(fit, measured_n, measured_t):
     alpha, beta = fit(measured_n, measured_t)
     checks.right(f"here alpha is {1e6 * alpha:.1f} microseconds, and 1/beta {1e-9 / beta:.1f} GB/s")
     return alpha, beta
+
+
+def draw_tokens(got, want):
+    _, ax = plt.subplots(figsize=(4.6, 4.6))
+    angles = np.pi / 2 - 2 * np.pi * np.arange(len(want)) / len(want)
+    for rank, angle in enumerate(angles):
+        at, to = (
+            np.array([np.cos(angle), np.sin(angle)]),
+            np.array([np.cos(angles[(rank + 1) % len(want)]), np.sin(angles[(rank + 1) % len(want)])]),
+        )
+        ax.annotate(
+            "",
+            to * 0.97,
+            at * 0.97,
+            arrowprops=dict(
+                arrowstyle="-|>", lw=2, color=checks.GREY, shrinkA=24, shrinkB=24, connectionstyle="arc3,rad=-0.3"
+            ),
+        )
+        ax.plot(*at, "o", ms=38, color=checks.BLUE)
+        ax.text(*at, f"rank {rank}", color="white", ha="center", va="center", weight="bold", fontsize=9)
+        good = got[rank] == want[rank]
+        ax.text(
+            *(at * 0.55),
+            f"has {got[rank]:g}" + ("" if good else f"\nnot {want[rank]:g}"),
+            color=checks.INK if good else checks.RED,
+            ha="center",
+            va="center",
+            fontsize=12,
+        )
+    ax.set(xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal")
+    ax.axis("off")

@@ -77,3 +77,17 @@ def check_slow_link(ring_seconds):
             checks.same(got, 2 * (p - 1) * slowest, f"seconds of {n:g} bytes on {p} links")
             assert max(at) <= 2 * (p - 1) * slowest * (1 + 1e-9), "no rank is later"
     checks.right("one slow link, and the ring is slow: the price of having every link in it")
+
+
+def draw_tree(ax, tree, colour, title):
+    order = sorted(range(len(tree.parent)), key=lambda r: r)
+    for rank in order:
+        x, y = rank, -tree.depth[rank]
+        inside = bool(tree.children[rank])
+        if tree.parent[rank] is not None:
+            up = tree.parent[rank]
+            ax.plot([x, up], [y, -tree.depth[up]], color=checks.GREY, lw=1, zorder=1)
+        ax.plot(x, y, "o", ms=16, mfc=colour if inside else "white", mec=colour, mew=1.5, zorder=2)
+        ax.text(x, y, rank, ha="center", va="center", color="white" if inside else colour, fontsize=9)
+    ax.set_title(title)
+    ax.axis("off")

@@ -2,9 +2,11 @@
 
 from itertools import combinations, pairwise
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
+from checks import BLUE, INK, RED
 from parallel.strategies.pipeline.checking import check
 from parallel.strategies.pipeline.schedules import rows
 
@@ -61,3 +63,18 @@ def check_finish(finish):
         f"two stages that wait for each other never end: infinity (np.inf) is expected, and yours says {got:g}.",
     )
     checks.right("as the checker says, and a circle is found")
+
+
+def draw_rows(actions, error):
+    """What each rank was to do, one action after the other; red: what cannot run, or the rank that lacks something."""
+    _, ax = plt.subplots(figsize=(10, 0.5 * len(actions) + 0.6))
+    for rank, row in enumerate(actions):
+        for i, action in enumerate(row):
+            wrong = rank == error.rank and error.column in (None, i)
+            ax.barh(rank, 0.9, left=i, color=RED if wrong else BLUE, alpha=1 if wrong else 0.4)
+            ax.text(i + 0.45, rank, str(action), ha="center", va="center", color=INK, fontsize=8)
+    ax.set_yticks(range(len(actions)), [f"rank {rank}" for rank in range(len(actions))])
+    columns = range(max(map(len, actions)))
+    ax.set_xticks(np.arange(len(columns)) + 0.45, columns)
+    ax.set(xlabel="column", title="yours, before it is run")
+    ax.invert_yaxis()

@@ -1,8 +1,11 @@
 """The checks of 14_tensor_parallelism.py."""
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
+from checks import GREY, RED
+from exercises.training import derivative
 
 
 @checks.explain_errors
@@ -62,3 +65,39 @@ def check_seconds(block_seconds):
             )
             checks.same(got, alone / t + 4 * summing, f"seconds of a block on {t} ranks")
     checks.right("a t-th of the arithmetic, and four rings behind which nothing can hide")
+
+
+def draw_losses(got, want):
+    """A bar for every row."""
+    _, ax = plt.subplots(figsize=(6.4, 2.6))
+    ax.bar(np.arange(len(want)) - 0.2, want, 0.4, color=GREY, label="wanted")
+    ax.bar(np.arange(len(want)) + 0.2, got, 0.4, color=RED, label="yours")
+    ax.set(xlabel="row", ylabel="loss", title="classes on three ranks: 4, 4 and 3 of 11", ylim=(0, 1.4 * max(want)))
+    ax.legend()
+
+
+@checks.explain_errors
+def check_mlp(my_mlp, network):
+    """On 1, 2 and 4 ranks against the network in one process; returns its gradients, and the learner's on 4 ranks."""
+    ctx, p = network.context(), network.layout.views(network.layout.zeros(np.float64))
+    g = network.layout.views(network.layout.zeros(np.float64))
+    rng = np.random.default_rng(1)
+    X, gZ = rng.standard_normal((6, 4)), rng.standard_normal((6, 4))
+    p[0].W[...], p[2].W[...] = rng.standard_normal((4, 8)), rng.standard_normal((8, 4))
+    # a network gives no gradient of its input: take it by differences
+    gX = derivative(lambda x: (network.forward(p, x.copy(), network.context())[0] * gZ).sum(), X)
+    Z, saved = network.forward(p, X.copy(), ctx)
+    Z = Z.copy()
+    network.backward(p, g, gZ.copy(), saved, ctx)
+    for t in (1, 2, 4):
+        parts = np.split(p[0].W, t, axis=1), np.split(p[2].W, t, axis=0)
+        mine = checks.several(4, my_mlp, X, *parts, gZ)
+        checks.same(mine[0], Z, f"Z on {t} ranks")
+        checks.same(mine[1], gX, f"the gradient of X on {t} ranks", tolerance=1e-6)
+        for name, found, whole, axis in (("A", mine[2], g[0].W, 1), ("B", mine[3], g[2].W, 0)):
+            said = f"of {name}, in {t} parts, a list of as many gradients is expected"
+            checks.expect(isinstance(found, list | tuple | np.ndarray) and len(found) == t, said)
+            for i, want in enumerate(np.split(whole, t, axis=axis)):
+                checks.same(found[i], want, f"the gradient of part {i} of {name}, on {t} ranks")
+    checks.right("on 1, 2 and 4 ranks as nn in one process")
+    return g, mine

@@ -1,8 +1,11 @@
 """The checks of 12_zero.py."""
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
+from checks import INK
+from collectives.steps import chunk
 
 
 def kept(sizes, shared_from, ranks):
@@ -63,3 +66,48 @@ def check_clip(clip):
         )
         checks.same(joined, whole * min(1, limit / length), "the clipped gradient, all shards")
     checks.right("one small number is summed over the ranks, and all scale by the same factor")
+
+
+def four_ranks(my_zero1, adam, steps=5, count=22, N=4):
+    """Parameters of every rank after some steps of yours, and of one process."""
+    rng = np.random.default_rng(0)
+    start = rng.standard_normal(count)
+    one, m1, v1 = start.copy(), np.zeros(count), np.zeros(count)
+    w = [start.copy() for _ in range(N)]
+    lengths = [hi - lo for lo, hi in (chunk(count, N, r) for r in range(N))]
+    m, v = [np.zeros(n) for n in lengths], [np.zeros(n) for n in lengths]
+    for step in range(steps):
+        g = [rng.standard_normal(count) for _ in range(N)]
+        adam(one, sum(g), m1, v1, step)
+        checks.change(my_zero1, w, [a.copy() for a in g], m, v, step)
+    return np.array(w), one
+
+
+def draw_ranks(got, want):
+    """How far each number of each rank is from one process's."""
+    _, ax = plt.subplots(figsize=(7, 2.2))
+    off = np.abs(got - want)
+    image = ax.imshow(off, cmap="Reds", aspect="auto", vmin=0, vmax=max(1e-12, off.max()))
+    for r in range(len(got)):
+        lo, hi = chunk(got.shape[1], len(got), r)
+        ax.add_patch(plt.Rectangle((lo - 0.5, r - 0.5), hi - lo, 1, fill=False, edgecolor=INK, lw=1.5))
+    ax.set_yticks(range(len(got)), [f"rank {r}" for r in range(len(got))])
+    ax.set_xticks(range(0, got.shape[1], 3))
+    ax.set(xlabel="place in the vector; framed: the rank's own part", title="how far from one process")
+    plt.colorbar(image)
+
+
+@checks.explain_errors
+def check_zero1(my_zero1, adam):
+    got, one = four_ranks(my_zero1, adam)
+    want = np.broadcast_to(one, got.shape)
+    parts = [slice(*chunk(22, 4, r)) for r in range(4)]
+    own = [np.allclose(got[r, part], one[part], rtol=1e-12) for r, part in enumerate(parts)]
+    checks.expect(
+        all(own),
+        f"rank {own.index(False) if False in own else 0} has its own part wrong: of which gradients is it the update?",
+        lambda: draw_ranks(got, want),
+    )
+    checks.same(got, want, "parameters of [rank, place]", tolerance=1e-12, draw=draw_ranks)
+    checks.right("all ranks have the parameters of one process, and each has a quarter of the moments")
+    draw_ranks(got, want)

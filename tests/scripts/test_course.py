@@ -109,6 +109,23 @@ def test_a_gap_over_the_border_of_a_cell_is_refused(folder):
         course.notebooks(source)
 
 
+def test_a_check_that_calls_the_learners_function_itself_shows_no_traceback(folder, capsys):
+    """What a cell without a check raises is shown with its traceback."""
+    text = STEP.replace("checks.call(step, 1.0, 1.0)", "step(1.0, 1.0)").replace(
+        "import checks", "import checks\nchecks.style()"
+    )
+    folder(
+        text.replace(
+            "yours is 1.5", "`step` raises ZeroDivisionError: float division by zero, at `return w / 0`"
+        ).replace("w + 0.5 * g", "w / 0")
+    )
+    assert course.main([]) == 0
+    folder(text + "\n# %%\nstep(1.0, None)\n")
+    assert course.main([]) == 1
+    said = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in said and "unsupported operand" in said
+
+
 def test_each_gap_is_tried_as_a_student_finds_it_and_then_solved(folder, capsys):
     made = folder(STEP)
     assert course.main([]) == 0
