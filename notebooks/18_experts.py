@@ -248,7 +248,7 @@ flat = network.layout.zeros(np.float64)
 network.layout.initialize(flat, 1)
 p, ranks = network.layout.views(flat), 2
 p.router[...] = rng.standard_normal(p.router.shape)
-want, (_, routing, *_) = network.forward(p, x[:8], network.context())
+want, (_, _, routing, *_) = network.forward(p, x[:8], network.context())
 
 
 def exchange(parts):
