@@ -599,7 +599,7 @@ def test_what_cannot_be_is_refused(monkeypatch):
             "--strategy dp",
             "cannot be combined with --strategy dp: state that only one rank has would be lost with it: use",
         ),
-        ("--strategy owt", "cannot be combined with --strategy owt: what a rank alone has"),
+        ("--strategy owt", "cannot be combined with --strategy owt: state that only one rank has"),
         ("--mesh pipeline=2 --pipeline pipedream", "weights of several steps are in its stages"),
         ("--compress topk:0.1", "what a rank has left out so far"),
         ("--allreduce shared", "what dies in it leaves sums half made"),

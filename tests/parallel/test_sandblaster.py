@@ -398,8 +398,8 @@ def test_from_the_command_line(tmp_path, nothing_left):
         ("--strategy sandblaster --optimizer lbfgs --lr 0.3", "--lr has no effect with --optimizer lbfgs"),
         ("--strategy sandblaster:chunk=0 --optimizer lbfgs", "chunk must be at least 1, given 0"),
         ("--strategy sandblaster --optimizer lbfgs --ranks 2", "beside the coordinator, rank 0"),
-        ("--strategy sandblaster --optimizer lbfgs --accumulate 2", "cut into chunks already"),
-        ("--strategy sandblaster --optimizer lbfgs --compress fp16 --ranks 3", "needs gradients as they are"),
+        ("--strategy sandblaster --optimizer lbfgs --accumulate 2", "already divided into chunks"),
+        ("--strategy sandblaster --optimizer lbfgs --compress fp16 --ranks 3", "needs exact gradients"),
         ("--strategy sandblaster --optimizer lbfgs --model resnet20", "moves with every batch"),
     ],
 )
