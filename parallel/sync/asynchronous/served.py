@@ -219,7 +219,7 @@ class Asynchronous(LocalUpdate, Served):
 
     def look(self):
         if self.works and not (self.settled or self.looking):
-            self.worker.await_answers()
+            self.worker.receive_answers()
         return super().look()
 
     def trained(self):

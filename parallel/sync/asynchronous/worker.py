@@ -117,11 +117,11 @@ class Worker(Actor):
         self.use_answers()
         if self.blocking:
             self.ask(clock)
-            yield from self.await_and_use("waits")
-        for attempt in range(2):  # what came ahead is too old: then what is on its way, or else what is asked for now
+            yield from self.receives_answers("waits")
+        for attempt in range(2):  # too old, though read ahead: wait for the answer in flight, or else ask now
             if not self.broken and not fits(self.copies, clock, self.bound, self.warm):
                 self.ask(clock)
-                yield from self.await_and_use(f"waits again {attempt}")
+                yield from self.receives_answers(f"waits again {attempt}")
         for host, copy in zip(self.hosts, self.copies, strict=True):
             own = copy.own >= self.pushed_at or not self.blocking
             if not self.broken and not (own and allowed(clock, copy.least, self.bound, self.warm)):
@@ -154,8 +154,8 @@ class Worker(Actor):
             else:
                 self.send(("server", host), "read", (clock,))
 
-    def await_and_use(self, place: str) -> Iterator[str]:
-        """Wait for the slices that were asked for, and take them over."""
+    def receives_answers(self, place: str) -> Iterator[str]:
+        """Yield to wait for the answers, and use them."""
         yield place
         self.use_answers()
 
@@ -170,7 +170,7 @@ class Worker(Actor):
         self.mailbox.wait(lambda: None not in self.answers, missing)
 
     def use_answers(self) -> None:
-        """Take over the slices, if all that were asked for have come."""
+        """Write the slices into the parameters, if all answers have come."""
         if not self.asked:
             return
         self.mailbox.move()
@@ -183,6 +183,7 @@ class Worker(Actor):
             self.broken |= bool(broken)
             self.write(number, answer.array)
             self.fresh = True
+        self.answers = [None for _ in self.hosts]
 
     def write(self, number: int, array) -> None:
         """Write the slice of one server."""
@@ -245,7 +246,7 @@ class Worker(Actor):
         if not self.broken and self.pushed_at < self.clock:
             self.push(rate)
         if self.asked:
-            yield from self.await_and_use("waits before the end")
+            yield from self.receives_answers("waits before the end")
         yield from self.reads_last()
 
     def pause(self) -> None:
@@ -258,10 +259,10 @@ class Worker(Actor):
         vars(self).update(self.paused)
         self.paused = None
 
-    def await_answers(self) -> None:
-        """Wait for an answer that is in flight, which might have come by now, and take it over."""
+    def receive_answers(self) -> None:
+        """Wait for answers in flight, which might have come by now, and use them."""
         if self.asked:
-            self.complete(self.await_and_use("waits"))
+            self.complete(self.receives_answers("waits"))
         self.share_answers()
 
     def forget(self) -> None:
@@ -271,5 +272,5 @@ class Worker(Actor):
     def reads_last(self) -> Iterator[str]:
         """Leave the clocks, and read the parameters when all workers have left; yield where it waits for them."""
         self.ask(math.inf)
-        yield from self.await_and_use("waits for the end")
+        yield from self.receives_answers("waits for the end")
         self.share_answers()
