@@ -49,9 +49,9 @@ class Replicas(LocalUpdate):
     ----------
     since : int
         Steps since the last average.
-    meetings : int
+    averages : int
         Averages in this epoch.
-    met : bool
+    averaged : bool
         Whether no replica has moved since the last average.
     """
 
@@ -66,22 +66,22 @@ class Replicas(LocalUpdate):
 
     def allocate(self):
         super().allocate()
-        self.since = self.meetings = 0
-        self.met, self.error, self.sizes = True, "", SizeLog()
+        self.since = self.averages = 0
+        self.averaged, self.error, self.sizes = True, "", SizeLog()
         ranks = np.ones(1)
         if self.sum_model:
             self.sum_model(ranks)
         self.code = AgreementCode(int(ranks[0]), np.float64)  # by which ranks of one replica compare
 
     def begin_step(self, step, samples, total, parts):
-        self.met = False
+        self.averaged = False
         self.sizes.add(step, total)
         return super().begin_step(step, samples, total, parts)
 
     def forget(self):
         super().forget()
         self.sizes.clear()
-        self.since, self.met, self.error = 0, True, ""
+        self.since, self.averaged, self.error = 0, True, ""
 
     def finish_step(self):
         """Move, and average where it is time; return this replica's estimate of the loss: its part times replicas."""
@@ -91,7 +91,7 @@ class Replicas(LocalUpdate):
             self.move()
         self.since += 1
         loss = own * self.mesh.count if math.isfinite(own) else 0.0
-        if (self.since >= self.every or self.far()) and self.average_replicas():
+        if (self.since >= self.every or self.drifted()) and self.average_replicas():
             loss = math.nan
         return StepResult(loss, True)
 
@@ -106,7 +106,7 @@ class Replicas(LocalUpdate):
     def update(self):
         """Do nothing: `finish_step` has moved this replica."""
 
-    def far(self) -> bool:
+    def drifted(self) -> bool:
         """Return, alike on all ranks, whether replicas must average before it is time."""
         return False
 
@@ -134,8 +134,8 @@ class Replicas(LocalUpdate):
             if told[1]:
                 raise FloatingPointError(error or "the update of another rank: a norm that is not finite")
             return True
-        self.bring_together()
-        self.since, self.meetings, self.met = 0, self.meetings + 1, True
+        self.average()
+        self.since, self.averages, self.averaged = 0, self.averages + 1, True
         return False
 
     def _differ(self, sizes: float, differ: bool) -> bool:
@@ -146,13 +146,13 @@ class Replicas(LocalUpdate):
         self.sum_model(sums)
         return sums[0] > 0 or not self.code.agree(sums[1:])
 
-    def bring_together(self) -> None:
+    def average(self) -> None:
         """Average the replicas, or bring them closer."""
         raise TypeError(f"{type(self).__name__} does not say how")
 
     def synchronize(self):
-        if not self.met:
-            self.bring_together()
+        if not self.averaged:
+            self.average()
         for buffer in (*self.slots.values(), self.buffers):
             if buffer.size:
                 self.mean(buffer)
@@ -161,15 +161,15 @@ class Replicas(LocalUpdate):
         self.resume()
         if self.settled:
             return False
-        if not self.met and self.average_replicas():
+        if not self.averaged and self.average_replicas():
             return True
         self.synchronize()
         self.settled = True
         return False
 
     def counted(self):
-        found, self.meetings = self.meetings, 0
-        return {"meetings": found}
+        found, self.averages = self.averages, 0
+        return {"averages": found}
 
 
 class Averaged(Replicas):
@@ -192,12 +192,12 @@ class Averaged(Replicas):
         self.last = self.parameters.copy() if self.drift else None
         self.farthest = 0.0
 
-    def bring_together(self):
+    def average(self):
         self.mean(self.parameters)
         if self.drift:
             self.last[:] = self.parameters
 
-    def far(self):
+    def drifted(self):
         if not self.drift:
             return False
         both = self.parameters - self.last, self.last
@@ -253,7 +253,7 @@ class Outer(Replicas):
         self.last = self.parameters.copy()  # the last common parameters
         self.outer_slots = {name: self.layout.zeros(self.dtype) for name in self.outer.slots}
 
-    def bring_together(self):
+    def average(self):
         self.mean(self.parameters)
         np.subtract(self.last, self.parameters, out=self.gradients)
         self.outer.update(self.last, self.gradients, self.outer_slots, 0, self.region)
@@ -311,7 +311,7 @@ class Elastic(Replicas):
     def _swap(self) -> None:
         self.parameters[:], self.other[:] = self.other.copy(), self.parameters.copy()
 
-    def bring_together(self):
+    def average(self):
         x, c, d = self.parameters, self.other, self.gradients
         np.subtract(x, c, out=d)
         d *= self.alpha

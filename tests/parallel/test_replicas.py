@@ -138,7 +138,7 @@ def test_however_replicas_meet_they_may_be_several_ranks(comm):
         each = make(pair, name, nn.Adam(0.01), **options)
         train(each, "mlp")
         counted, want = each.counted(), comm.bcast(each.state_dict())
-        assert name != "LocalSGD" or 1 < counted["meetings"] < 5, counted
+        assert name != "LocalSGD" or 1 < counted["averages"] < 5, counted
         many, again = (make(comm, name, nn.Adam(0.01), **options, **together) for _ in range(2))
         train(many, "mlp")
         assert many.counted() == pytest.approx(counted)
@@ -302,10 +302,10 @@ def test_replicas_meet_when_one_has_drifted(comm):
     for i, (x, y, total) in enumerate(batches("mlp", many.shard)):
         many.optimizer.lr = 0.5 if comm.rank == 1 and i == 2 else 1e-9
         many.step(x, y, total)
-        met.append(many.sync.meetings)
+        met.append(many.sync.averages)
     assert met == [0, 0, 1, 1, 1]
     found = many.counted()
-    assert found["meetings"] == 1 and found["drift"] > 0.01
+    assert found["averages"] == 1 and found["drift"] > 0.01
     free(many)
 
 
@@ -396,7 +396,7 @@ def test_a_loss_that_is_not_finite_is_told_where_all_meet(comm):
 
 @pytest.mark.mpi(ranks=2)
 def test_looking_between_meetings_changes_nothing(comm):
-    """It shows what a meeting would give; training goes on as if nobody had looked. Once it added meetings."""
+    """It shows what averaging would give; training goes on as if nobody had looked. Once it added averages."""
 
     def run(name, options, look):
         many = make(comm, name, nn.Adam(0.01), alone, **options)
