@@ -103,7 +103,7 @@ class ShardedCheckpoints(Checkpoints):
         for name in names:
             file = f"{name or f'step-{steps:08d}'}.npz"  # there is none of this name
             replaced += [entry for entry in entries if entry["file"] == file]
-            told = [{"file": part, "sha256": sha256} for part, sha256 in parts]
+            files = [{"file": part, "sha256": sha256} for part, sha256 in parts]
             entries = [entry for entry in entries if entry["file"] != file]
-            entries.append({"file": file, "parts": told, "named": name is not None})
+            entries.append({"file": file, "parts": files, "named": name is not None})
         self.list_entries(entries, *replaced)

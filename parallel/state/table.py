@@ -70,7 +70,7 @@ class StateTable:
         self.answers = first_of_peers and mesh.data_group.rank == 0 and not serves  # for what all ranks have
         self.sections = {name: i for i, name in enumerate(["param", *(f"optimizer/{slot}" for slot in slots)])}
         self.places = {name: i for i, name in enumerate([*network.layout.specs, *network.buffer_layout.specs])}
-        self.told: list | None = None  # on rank 0, once it was asked for: what other ranks have
+        self.fragments_of_ranks: list | None = None  # on rank 0, once gathered: the fragments that every rank has
         held = self.held()
         here = sorted(name for name, fragments in held.items() if any(each.whole for each in fragments))
         replicated = all(isinstance(row.placement, Replicate) for row in self.rows() if row.name)
@@ -134,7 +134,7 @@ class StateTable:
         they send.
         """
         mine = self._sorted() if self.scattered else []
-        whole = self.everyones(mine) if self.scattered else self.own()
+        whole = self.gather(mine) if self.scattered else self.own()
         if whole is None:
             for each in mine:
                 if each.name.startswith(prefix):
@@ -158,19 +158,19 @@ class StateTable:
                 found.add(each, each.array.size, lambda array=each.array: array)
         return found
 
-    def everyones(self, mine: list[Fragment]) -> WholeArrays | None:
-        """The arrays of all ranks, on rank 0; to be asked for in their order, as other ranks send theirs."""
+    def gather(self, mine: list[Fragment]) -> WholeArrays | None:
+        """Return the arrays of all ranks, on rank 0; to be read in their order, in which other ranks send theirs."""
         mesh = self.mesh
-        if self.told is None:  # once: what ranks have stays where it is
+        if self.fragments_of_ranks is None:  # once: what ranks have stays where it is
             bare = [replace(each, array=np.empty(0, each.array.dtype), shape=each.full_shape) for each in mine]
             sizes = [each.array.size for each in mine]
-            self.told = mesh.communicator.gather(list(zip(bare, sizes, strict=True)), 0) or []
+            self.fragments_of_ranks = mesh.communicator.gather(list(zip(bare, sizes, strict=True)), 0) or []
         if mesh.rank:
             return None
         found = WholeArrays()
         for each in mine:
             found.add(each, each.array.size, lambda array=each.array: array)
-        for rank, fragments in enumerate(self.told):
+        for rank, fragments in enumerate(self.fragments_of_ranks):
             for each, size in fragments if rank else ():
                 found.add(each, size, partial(self._receive, rank, each.array.dtype, size))
         return found
@@ -200,7 +200,7 @@ class StateTable:
             On all ranks: what is missing, foreign or misshapen.
         """
         mesh, held = self.mesh, self.held()
-        whole = self.everyones(self._sorted()) if self.scattered else self.own()
+        whole = self.gather(self._sorted()) if self.scattered else self.own()
         problem, entries, unusable = "", [], set()
         if mesh.rank == 0:
             partial_rows = [row for row in self.rows() if isinstance(row.placement, Partial)]

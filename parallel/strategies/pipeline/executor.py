@@ -7,7 +7,7 @@ divided by the size of the global batch: together the ranks hold what one proces
 What this rank has of the network, one stage or several, lies in one layout, last stage first. So a sync sees a
 network like any other, of which gradients finish from the front; while the last micro-batch goes backward its own are
 on their way. An array that layers of several stages share has one gradient: the sum over those stages, made before it
-is told to be finished.
+is announced as finished.
 
 Where there is an axis "tensor", too, each of its ranks has a part of every layer of its stages (strategies/tensor), and
 sends its neighbours' counterparts what it has of the activations: all of them, or its part. Along an axis "context"

@@ -109,13 +109,13 @@ def measured(events: Sequence[dict], rows: Sequence[Sequence[Action]]) -> list[l
     """
     steps = []
     for rank, expected in enumerate(rows):
-        told = sorted((e["start"], e["end"], e["name"]) for e in events if e["rank"] == rank)
-        told = [entry for entry in told if ACTION.fullmatch(entry[2])]
-        names, wanted, at = [name for *_, name in told], list(map(str, expected)), 0
+        entries = sorted((e["start"], e["end"], e["name"]) for e in events if e["rank"] == rank)
+        entries = [entry for entry in entries if ACTION.fullmatch(entry[2])]
+        names, wanted, at = [name for *_, name in entries], list(map(str, expected)), 0
         whole = []
-        while at < len(told):  # of a batch with fewer samples than micro-batches something is left out
+        while at < len(entries):  # of a batch with fewer samples than micro-batches something is left out
             fits = names[at : at + len(wanted)] == wanted
-            whole += [told[at : at + len(wanted)]] if fits else []
+            whole += [entries[at : at + len(wanted)]] if fits else []
             at += len(wanted) if fits else 1
         steps.append(whole)
     count = min(map(len, steps), default=0)

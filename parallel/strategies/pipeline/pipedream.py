@@ -27,7 +27,7 @@ the pipeline fills again. Looking in between shows the same, on copies of what i
 step's mini-batches are updates at that step's learning rate. Running statistics are each replica's own until then, and
 become their mean.
 
-A loss that is not finite is told as late; neither that mini-batch's gradient nor one after it is applied by a stage.
+A loss that is not finite is returned as late as others; no stage applies that mini-batch's gradient, or a later one.
 Sources: Harlap et al. 2018, Narayanan et al. 2019.
 """
 
@@ -247,5 +247,5 @@ class PipeDreamPass(PipelinePass):
         return {"pipeline.png": compare(found, self.placement.report.spans)}
 
     def describe(self):
-        late = f", losses told {self.delay} steps late" if self.delay else ""
+        late = f", losses returned {self.delay} steps late" if self.delay else ""
         return f"{super().describe()}; never flushed, {'-'.join(map(str, self.replicas))} ranks a stage{late}"

@@ -188,7 +188,7 @@ class PipeDreamStep(Step):
     # ------------------------------------------------------------------------------------------------ sizes
 
     def send_size(self, step: int, total: int, samples: int) -> None:
-        """Send all ranks how large this rank was told that the batch of a step is, and how many samples it has."""
+        """Send all ranks the size that this rank was given of a step's batch, and how many samples it has."""
         mine, pipeline = np.array([total, samples]), self.pipeline
         sizes = self.sizes[step] = Sizes(mine, {})
         for rank in range(len(pipeline.placement.rows)):
@@ -224,7 +224,7 @@ class PipeDreamStep(Step):
             self.check_sizes(step)
 
     def same_size(self, step: int, peer: int, wait: bool = False) -> bool:
-        """Whether a rank is known to have been given this one's size of a step; if told to, this waits for it."""
+        """Whether a rank is known to have been given this one's size of a step; with `wait`, wait for it."""
         if not (sizes := self.sizes.get(step)):
             return True
         array, request = sizes.others[peer]

@@ -262,7 +262,7 @@ class Step:
         self.pipeline.wait(request, peer, what)
 
     def read(self, place: Place, stage, samples: int, keep: bool) -> np.ndarray:
-        """Return what lies in a place, as a batch, when it has come; it lies there no more, unless told to `keep`."""
+        """Return what lies in a place, as a batch, when it has come; remove it from there, unless `keep`."""
         if place in self.receiving:
             request, message = self.receiving[place]
             self.wait(request, message.peer, f"for {WORDS[place.buffer]} of {stage.network.name}", message.step)
