@@ -2,7 +2,7 @@
 
 | file | holds |
 |---|---|
-| optimizers.py | SGD, Adam and their kin, in-place on flat buffers |
+| optimizers.py | SGD, Adam and the others, in place on flat buffers |
 | clipping.py | gradients that are too large, and norms of tensors in flat buffers |
 | learning_rates.py | functions from a step to a rate |
 | lbfgs.py | full-batch minimisation with a line search |

@@ -21,13 +21,13 @@ from parallel.strategies.auto import AUTO, AutoOptions
 
 @dataclass(frozen=True)
 class DataOptions:
-    """What is learned from."""
+    """Data."""
 
     data: str = option(
         "digits", "data set: digits (embedded), mnist, fashion-mnist, cifar10, FILE.npz, ...", everyday=True
     )
-    data_dir: str | None = option(None, "where data sets lie (default: $RINGPROP_DATA, else ./data)", metavar="DIR")
-    limit: int | None = option(None, "use at most that many samples of each split")
+    data_dir: str | None = option(None, "directory of data sets (default: $RINGPROP_DATA, else ./data)", metavar="DIR")
+    limit: int | None = option(None, "use at most this number of samples of each split")
     validation: float = option(
         0.1,
         "training samples held out to choose by: a share below 1, or their number; 0 disables "
@@ -39,62 +39,69 @@ class DataOptions:
     augment: str | None = option(None, "random changes of training images: crop:4, flip, crop:4,flip", everyday=True)
     length: int = option(64, "bytes in a sample of text")
     mask: float = option(
-        0.0, "hide that share of the bytes, to be told from the others (encoder: 0.15 unless given)", below=1
+        0.0, "fraction of the bytes that is hidden and predicted from the others (encoder: 0.15 by default)", below=1
     )
 
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """What is trained."""
+    """The network."""
 
     model: str = option(
         "cnn", "network: mlp:784,30,10, cnn, lenet5, ... (python scripts/workload.py lists all)", everyday=True
     )
-    activation: str | None = option(None, "of the hidden layers: sigmoid, tanh, relu, ... (default: the model's own)")
-    init: str | None = option(None, "first weights: glorot, he, lecun, normal, ... (default: the model's own)")
+    activation: str | None = option(
+        None, "activation of hidden layers: sigmoid, tanh, relu, ... (default: the model's own)"
+    )
+    init: str | None = option(None, "initial weights: glorot, he, lecun, normal, ... (default: the model's own)")
     dtype: str = option(
         "float32",
-        "of parameters and activations; mixed: float32, with activations kept and sent as float16",
+        "type of parameters and activations; mixed: float32, with activations kept and sent as float16",
         ("float32", "float64", "mixed"),
     )
     from_: str | None = option(
         None,
-        "start from the weights in a file that nn.save wrote or a run left (network.npz): of all arrays with the same "
-        "name and shape; others, such as a last layer for other classes, are drawn",
+        "start from the weights in a file of nn.save or of a run (network.npz): arrays with the same name and "
+        "shape are "
+        "copied; others, such as a last layer for other classes, are initialised",
         metavar="FILE",
     )
     freeze: str | None = option(
         None,
-        "layers that are not trained, such as 0,2 or an array 4.W (names: first table of the log)",
+        "layers that are not trained, such as 0,2 or an array 4.W (names: first table of the output)",
         metavar="LAYERS",
     )
-    seed: int = option(0, "of initial weights, the order of samples and which are held out", everyday=True, least=0)
+    seed: int = option(
+        0, "seed of initial weights, of the order of samples and of those held out", everyday=True, least=0
+    )
 
 
 @dataclass(frozen=True)
 class LearningOptions:
-    """How it learns."""
+    """How the network learns."""
 
     epochs: int = option(30, "passes over the training data", everyday=True, least=0)
     batch: int = option(32, "samples in a step, over all ranks", everyday=True)
     loss: str = option(
         "cross-entropy",
-        "what is minimised",
+        "loss function",
         ("cross-entropy", "quadratic", "mse", "mae", "huber", "bce"),
         everyday=True,
     )
-    label_smoothing: float = option(0.0, "of cross-entropy, such as 0.1", below=1)
+    label_smoothing: float = option(0.0, "label smoothing of cross-entropy, such as 0.1", below=1)
     optimizer: str = option(
         "sgd", "update rule", ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb", "lbfgs"), everyday=True
     )
     lr: float = option(
         0.01,
-        "learning rate (of others than sgd their usual one; sgd without --lr has momentum 0.9)",
+        "learning rate (default: the usual one of each optimizer; sgd without --lr has momentum 0.9)",
         everyday=True,
         above=0,
     )
     rates: str | None = option(
-        None, "factors of --lr by layer, such as 0=0.1,2=0.1 for small steps of those", metavar="LAYER=FACTOR,..."
+        None,
+        "factors of --lr by layer, such as 0=0.1,2=0.1 for smaller steps of these layers",
+        metavar="LAYER=FACTOR,...",
     )
     momentum: float = option(0.0, "of SGD (0.9 where --lr is not given), RMSprop and LARS", everyday=True, below=1)
     nesterov: bool = option(False, "Nesterov's momentum")
@@ -105,12 +112,14 @@ class LearningOptions:
     )
     linear_scaling: int | None = option(
         None,
-        "batch that --lr is meant for: a k times larger one gets k times the rate, reached over 5 epochs of warm-up",
+        "batch for which --lr is meant: a k times larger batch gets k times the rate, reached over 5 epochs of warm-up",
         metavar="BATCH",
     )
-    sync_batch_norm: bool = option(False, "batch normalisation over the samples of all ranks")
-    accumulate: int = option(1, "cut every step's samples into so many parts, computed one after the other", most=2**16)
-    patience: int | None = option(None, "stop after that many epochs without better validation accuracy")
+    sync_batch_norm: bool = option(False, "batch normalisation uses the samples of all ranks")
+    accumulate: int = option(
+        1, "divide the samples of a step into this number of micro-batches, computed one after the other", most=2**16
+    )
+    patience: int | None = option(None, "stop after this number of epochs without better validation accuracy")
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,7 @@ class RanksOptions:
 
     ranks: int | None = option(
         None,
-        "start that many ranks here; without it, one process, or what mpirun started",
+        "start this number of ranks on this machine; without it: one process, or the ranks that mpirun or srun started",
         everyday=True,
         most=2**20,
     )
@@ -141,7 +150,7 @@ class RanksOptions:
     )
     reproducible: int | None = option(
         None,
-        "the same bits on any number of ranks: cut every batch into so many virtual shards, such as 8",
+        "the same bits on any number of ranks: divide every batch into this number of virtual shards, such as 8",
         everyday=True,
         most=2**16,
     )
@@ -186,36 +195,37 @@ class RunOptions:
 
     out: str | None = option(None, "directory of the run (default: runs/DATE-DATA-MODEL)", metavar="DIR", everyday=True)
     resume: str | None = option(None, "continue the run in DIR from its last checkpoint", metavar="DIR", everyday=True)
-    checkpoint_steps: int | None = option(
-        None, "also save every so many steps (always: after every epoch)", metavar="N"
-    )
+    checkpoint_steps: int | None = option(None, "also save every N steps (always: after every epoch)", metavar="N")
     checkpoint: str = option(
         "async",
-        "how checkpoints are written: async (by a thread, while training goes on) or sync; async:keep=5 keeps the last "
-        "five (two)",
+        "how checkpoints are written: async (by a thread, while training continues) or sync; async:keep=5 "
+        "keeps the last "
+        "five (default: two)",
         ("async", "sync"),
         metavar="HOW[:KEYS]",
         keys=True,
     )
-    check_replicas: int | None = option(None, "compare the parameters of all ranks every so many steps", metavar="N")
+    check_replicas: int | None = option(None, "compare the parameters of all ranks every N steps", metavar="N")
     elastic: str | None = option(
         None,
-        "go on where ranks die: shrink:min=2 without them, as long as so many are left; respawn:min=2 with others in "
-        "their place; buddy=10: neighbours have copies of parts, at most so many steps old (Open MPI 5)",
+        "continue after the death of ranks: shrink:min=2 without them, as long as at least 2 are left; "
+        "respawn:min=2 with "
+        "replacements; buddy=10: neighbours hold copies of parts, at most 10 steps old (Open MPI 5)",
         metavar="KIND[:KEYS]",
     )
     watch: float = option(
-        300.0, "seconds that ranks may wait for each other before the run ends and says who did (0: for ever)"
+        300.0,
+        "seconds that ranks may wait for each other before the run ends and reports who waits for whom (0: for ever)",
     )
     threads: int | None = option(None, "BLAS threads of a rank (default: cores / ranks on this host)", most=1024)
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What the run tells beside the result."""
+    """What the run reports besides the result."""
 
     profile: bool = option(False, "show the time of every layer before training")
-    find_lr: bool = option(False, "try growing learning rates, draw the loss, and end")
+    find_lr: bool = option(False, "try increasing learning rates, draw the loss, and end")
     inspect: bool = option(
         False, "after training: confusion, misclassified samples, distributions, dead units", everyday=True
     )
@@ -228,7 +238,7 @@ class ReportOptions:
         metavar="DIR",
         everyday=True,
     )
-    memory: bool = option(False, "after training: bytes that every rank keeps and sends, beside the formulas")
+    memory: bool = option(False, "after training: bytes that every rank keeps and sends, and the formulas")
     pictures: bool = option(True, "draw curves.png and breakdown.png; without them a short run ends a second earlier")
 
 

@@ -387,9 +387,9 @@ def markdown(rows: list[Row]) -> str:
     lines = [
         "# Published and predicted",
         "",
-        "Written by `python scripts/experiments/published.py`. Figures that others measured on machines that are not",
-        "here, beside what the models of `parallel/planning` say of them. Nothing is tuned to the figure that is",
-        "predicted but where a note says so; where a prediction is far off, the note says what it does not see.",
+        "Written by `python scripts/experiments/published.py`. Published figures, measured by others on machines",
+        "that are not here, and predictions of the models of `parallel/planning`. Nothing is fitted unless noted;",
+        "where a prediction is far off, a note says what the model leaves out.",
         "",
         f"{len(rows)} rows, {len(numbers)} of them numbers: {within} within 10%, median {middle:.1%}.",
         "",

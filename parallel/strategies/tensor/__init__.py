@@ -7,7 +7,7 @@ The declaration, and `parallel.TensorParallel`, are in tensor_parallel.py beside
 | shared_pass.py | what a rank computes in a step |
 | rewriting.py | which layer of a network is cut how, and what moves between them |
 | boundary.py | where convolutions end and linear layers begin, for the one weird trick |
-| layers.py | ColumnLinear, RowLinear and their kin |
+| layers.py | ColumnLinear, RowLinear and the like |
 | around.py, moves.py | a layer with what moves before and behind it; f and g, and other moves |
 | parts.py, loss.py | layers that know which part they have; cross-entropy of outputs that are cut |
 """
