@@ -1,4 +1,4 @@
-"""Compare with the peers: the engine with PyTorch, collectives with the MPI library's own, and others.
+"""Benchmark against peers: the engine against PyTorch, collectives against the MPI library's own, and others.
 
 A suite is a file bench_SUITE.py beside this.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Estimate a training step on any number of ranks: seconds, efficiency, idle share, bytes, memory, cost; the best.
+"""Estimate a training step on any number of ranks: seconds, efficiency, bytes, memory, cost, and the best strategy.
 
 python scripts/estimate.py mlp:784,1024,1024,10 --ranks 4 --measure       layers and network measured here: what to use
 python scripts/estimate.py vgg16 --ranks 1..65536 --network gpu-25g --flops 10T --batch 1024

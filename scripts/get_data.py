@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Download a data set, check every byte, and put it where training finds it.
+"""Download a data set, verify its checksums, and put it where training finds it.
 
     python scripts/get_data.py mnist                     into $RINGPROP_DATA/mnist, else ./data/mnist
     python scripts/get_data.py cifar10 --data-dir DIR    into DIR/cifar10

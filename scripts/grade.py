@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Grade a project of the course: run what a student has written, on ranks, and write points and reasons.
+"""Grade a project of the course: run a student's code on ranks, and write points and reasons.
 
 python scripts/grade.py data_parallel DIR        DIR holds data_parallel.py
 python scripts/grade.py pipeline DIR --json points.json --page points.md

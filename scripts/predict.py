@@ -1,4 +1,4 @@
-"""What a trained network sees in image files.
+"""Classify image files with a trained network.
 
 python scripts/predict.py runs/MINE photo.png [--top 3] [--fit crop|pad|stretch] [--invert]
 """

@@ -1,4 +1,4 @@
-"""One page about some runs, which needs nothing but a browser.
+"""Write one HTML page about several runs, to be opened in a browser.
 
 python scripts/report.py runs/ONE [runs/OTHER ...] [--out FILE.html]
 """

@@ -1,4 +1,4 @@
-"""Text from a trained network, a transformer or an LSTM.
+"""Generate text with a trained transformer or LSTM.
 
 python scripts/train.py --model transformer:128,4,4 --data tinyshakespeare ...
 python scripts/sample.py runs/MINE --prompt "ROMEO:" --temperature 0.8 --top-k 40 --seed 1

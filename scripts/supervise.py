@@ -1,4 +1,4 @@
-"""Run a training command, and start it again from its last whole checkpoint as often as it ends too early.
+"""Run a training command, and restart it from its last complete checkpoint whenever it ends too early.
 
     python scripts/supervise.py -- mpirun -n 4 python -m mpi4py scripts/train.py --out runs/mine --epochs 100
     python scripts/supervise.py --restarts 3 -- python scripts/train.py --ranks 2 --out runs/mine

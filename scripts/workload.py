@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a network computes and stores, counted for one sample: weights, multiply-accumulates, activation bytes.
+"""Count what a network needs for one sample: weights, multiply-accumulates, bytes of activations.
 
 python scripts/workload.py                        the published table beside the true counts; the time to train
 python scripts/workload.py vgg16                  layer by layer, forward and backward

@@ -1,4 +1,4 @@
-"""What a trained network sees in image files: the likeliest classes, how sure it is, and what was done to the image."""
+"""Classify image files with a trained network: likeliest classes, confidence, and the preprocessing."""
 
 from __future__ import annotations
 

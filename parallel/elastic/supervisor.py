@@ -1,4 +1,4 @@
-"""Start a training run again from its last whole checkpoint, as often as it ends too early.
+"""Restart a training run from its last complete checkpoint whenever it ends too early.
 
 For MPI libraries that end a whole job with one of its ranks, which most do: the job is lost, the run is not. A restart
 needs no more than the run's directory: a checkpoint is whole or it is not there, and a run that is continued makes the

@@ -22,7 +22,7 @@ NOT_BESIDE = {
     "or tensor",
 }
 # Why a worker, or a replica without servers, is no pipeline that updates after every mini-batch.
-NEVER_FLUSHED = "it updates its stages itself after every mini-batch, and no gradient of a step is left"
+NEVER_FLUSHED = "it updates its stages after every mini-batch, so a step has no gradient"
 
 
 def check_options(options) -> None:

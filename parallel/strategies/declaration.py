@@ -28,7 +28,7 @@ ALL = (*ALONE, "powersgd")
 WITH_PARTS = ("data", "pipeline", "tensor")  # axes along which ranks may have parts of the network
 ALL_AXES = ("data", "expert", "pipeline", "context", "tensor", "space", "branch")
 ROUNDED = (
-    "what several ranks have whole, with ddp, has to be rounded alike on all, and nothing left out, or it drifts apart"
+    "arrays that several ranks have in full must be rounded equally on all, with nothing left out, or they drift apart"
 )
 NODE_MEMORY = ("auto", "on", "off")
 NOT_COMPRESSED_IN_SHARDS = "a method keeps an array of all parameters on every rank, which shards are meant to avoid"

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 CONSISTENCIES = ("sync", "ssp", "async")
 NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp, or another method"
 # Why there are no workers of several ranks beside servers.
-ON_WORKERS = "a server on a worker does not serve while its rank waits for the others of the worker"
-AFTER_A_LOSS = "ranks that are left become workers of one rank, and servers"
-IN_STEP = "push and pull of all in step are schedules of whole vectors, and ranks have parts of them"
+ON_WORKERS = "a server on a worker does not answer while its rank waits for the other ranks of the worker"
+AFTER_A_LOSS = "after a loss the remaining ranks become servers, and workers of one rank each"
+IN_STEP = "synchronous push and pull are schedules of whole vectors, and these ranks have parts of them"
 
 
 @dataclass(frozen=True)

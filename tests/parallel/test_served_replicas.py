@@ -355,11 +355,11 @@ def test_a_run_is_continued_on_another_mesh_and_by_another_strategy(comm, shared
 @pytest.mark.mpi(ranks=4)
 def test_workers_that_cannot_be_are_refused(comm):
     for name, options, words in (
-        ("Downpour", {"place": "workers"}, "a server on a worker does not serve while .*: use place 'own'"),
+        ("Downpour", {"place": "workers"}, "a server on a worker does not answer while .*: use place 'own'"),
         ("Downpour", {}, "tensor 2 does not make 3 ranks beside 1 that serve: .* or start 3 ranks"),
         ("ParameterServer", {"servers": 2}, "workers of 2 ranks: .* use consistency 'async'"),
         ("ParameterServer", {"servers": 2} | PIPELINE, "workers of 2 ranks: .* use consistency 'async'"),
-        ("Downpour", {"place": "workers"} | PIPELINE, "a server on a worker does not serve while .*: use place 'own'"),
+        ("Downpour", {"place": "workers"} | PIPELINE, "a server on a worker does not answer while .*: use place 'own'"),
         ("Downpour", {"servers": 2, "schedule": "pipedream"} | PIPELINE, "pipedream in a replica: .*: use 1f1b"),
         ("Downpour", {"servers": 2, "schedule": "interleaved", "chunks": 3} | PIPELINE, "too few for 6 stages"),
     ):
@@ -370,12 +370,15 @@ def test_workers_that_cannot_be_are_refused(comm):
 @pytest.mark.parametrize(
     "options, words",
     [
-        ("downpour --mesh data=2,tensor=2 --server-place workers", "does not serve while .*: use --server-place own"),
+        ("downpour --mesh data=2,tensor=2 --server-place workers", "does not answer while .*: use --server-place own"),
         ("downpour --mesh data=2,tensor=2 --servers 2", "does not make 3 ranks beside 2 that serve.*start 6 ranks"),
         ("downpour --mesh tensor=3", "does not make 4 ranks beside 1 that serve"),
         ("downpour --mesh data=3", "data 3 does not make 4 ranks beside 1 that serve"),
         ("ps --mesh data=2,tensor=2", "schedules of whole vectors.*: use --consistency async, or ssp:S"),
-        ("downpour --mesh data=2,pipeline=2 --server-place workers", "does not serve while .*: use --server-place own"),
+        (
+            "downpour --mesh data=2,pipeline=2 --server-place workers",
+            "does not answer while .*: use --server-place own",
+        ),
         ("downpour --mesh data=2,pipeline=2 --servers 2", "does not make 3 ranks beside 2 that serve.*start 6 ranks"),
         (
             "downpour --mesh data=2,pipeline=2 --elastic shrink",
@@ -383,7 +386,7 @@ def test_workers_that_cannot_be_are_refused(comm):
         ),
         (
             "downpour --mesh data=2,pipeline=2 --pipeline pipedream",
-            "no gradient of a step is left: use --pipeline 1f1b",
+            "so a step has no gradient: use --pipeline 1f1b",
         ),
         ("downpour --mesh data=2,pipeline=2 --accumulate 2", "--accumulate cannot be combined with stages .*micro=N"),
         ("downpour --pipeline interleaved:chunks=9", "--pipeline .*: .* too few for 36 stages"),
@@ -393,7 +396,7 @@ def test_workers_that_cannot_be_are_refused(comm):
         ("sandblaster --optimizer lbfgs --mesh pipeline=2", "has no stages on different ranks: use .*downpour, local"),
         ("downpour --mesh data=2,space=2", "--strategy downpour has no axis space"),
         ("easgd --mesh data=2,space=2", "--strategy easgd has no axis space"),
-        ("diloco --mesh pipeline=2 --pipeline pipedream", "no gradient of a step is left: use --pipeline 1f1b"),
+        ("diloco --mesh pipeline=2 --pipeline pipedream", "so a step has no gradient: use --pipeline 1f1b"),
         (
             "downpour --mesh data=2,tensor=2 --elastic shrink",
             "--elastic cannot be combined with --mesh .* beside servers",
