@@ -7,6 +7,7 @@
             self.rate = rate                     # refused here, and whenever it is set again: must be in [0, 1)
 
 A constraint is a function (what, value) -> value that refuses a wrong value, or returns it, perhaps converted.
+Arguments that depend on each other are compared by `check_arguments`, after construction and whenever one is set again.
 """
 
 from __future__ import annotations
