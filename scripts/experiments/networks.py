@@ -66,7 +66,7 @@ def ring_table() -> str:
 def tori_table() -> str:
     """All directions of a torus at once: what the whole allreduce takes, over the vector on one channel."""
     lines = [
-        "| torus | Swing | bucket | Swing / bucket | published, for ever larger ones |",
+        "| torus | Swing | bucket | Swing / bucket | published limit |",
         "|---|---:|---:|---:|---:|",
     ]
     for dims, published in (((8, 8), "1.19"), ((4, 4, 4), "1.03")):

@@ -76,7 +76,7 @@ def bench(monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPTS))
     import bench
 
-    def rows(quick, only):
+    def rows(quick, only, explain):
         from benchmarking import Row
 
         if not only:

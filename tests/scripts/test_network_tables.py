@@ -21,7 +21,9 @@ def tables():
 )
 def test_the_page_has_the_table_that_the_command_makes(tables, name):
     page = tables.PAGE.read_text()
-    assert tables.put(page, name, tables.TABLES[name]()) == page, f"run python {SCRIPT.relative_to(SCRIPT.parents[2])}"
+    assert tables.put(page, name, tables.TABLES[name]()) == page, (
+        f"run python {SCRIPT.relative_to(SCRIPT.parents[2])} --write"
+    )
     assert tables.put(page, name, "| nothing |") != page
     with pytest.raises(ValueError, match="no <!-- nowhere -->"):
         tables.put(page, "nowhere", "")
