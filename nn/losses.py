@@ -426,6 +426,15 @@ class MaskedCrossEntropyLoss(CrossEntropyLoss):
         Positions masked in each sample: what the mean is taken over.
     label_smoothing : float
         As for CrossEntropyLoss.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> trainer = nn.Trainer(nn.Network(nn.LogSoftmax(), (3, 4)), nn.MaskedCrossEntropyLoss(masked=1), nn.SGD())
+    >>> targets = np.array([[-1, 2, -1]])  # one of three positions was masked
+    >>> round(trainer.evaluate(np.zeros((1, 3, 4)), targets)["loss"], 4)  # log 4
+    1.3863
     """
 
     constraints = CrossEntropyLoss.constraints | {"masked": SIZE}

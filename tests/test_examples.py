@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 import conf
 
 sys.path.pop(0)
-# Without an example: what `fit` and the engine hand to layers and callbacks, and errors that only ranks raise.
+# Without an example: made by the engine and by strategies, not by users; an error of ranks; a check that starts ranks.
 WITHOUT = {
-    "nn.Group", "nn.LayerContext", "nn.NetworkContext", "nn.LBFGS", "nn.Vectors", "nn.MaskedCrossEntropyLoss",
-    "parallel.DistributedTrainer", "parallel.ReplicaError", "parallel.check_death",
+    "nn.LayerContext", "nn.NetworkContext", "parallel.DistributedTrainer", "parallel.ReplicaError",
+    "parallel.check_death",
 }  # fmt: skip
 NAMES = {f"{place}.{name}": value for package in conf.PACKAGES for place, name, value in conf.public_names(package)}
 AS_IN = "in the example of `DistributedDataParallel`"  # where the names of an example come from

@@ -34,6 +34,14 @@ class Group:
     ----------
     size, rank : int
         The number of members, and which of them this is.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> group = nn.Group()  # of one process
+    >>> group.size, group.gather(np.ones(3)).shape
+    (1, (1, 3))
     """
 
     size, rank = 1, 0

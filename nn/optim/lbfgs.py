@@ -30,6 +30,13 @@ class Vectors:
     ----------
     w, g : flat arrays
         Parameters and gradients; "w" is written, "g" read and put back where a search fails.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> nn.Vectors(np.array([3.0, 4.0]), np.zeros(2)).dot("w", "w")
+    25.0
     """
 
     def __init__(self, w: np.ndarray, g: np.ndarray):
@@ -102,6 +109,17 @@ class LBFGS:
     iterations, evaluations : int
     done : str
         Why there is nothing more to do; "" while there is.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import nn
+    >>> w, g = np.array([3.0, -2.0]), np.zeros(2)
+    >>> def evaluate():  # the loss at w, its gradient into g
+    ...     g[:] = 2 * w
+    ...     return float(w @ w)
+    >>> nn.LBFGS(nn.Vectors(w, g), evaluate).minimize(5) < 1e-12
+    True
     """
 
     def __init__(

@@ -11,7 +11,7 @@
 | resuming.py, auto.py | a run that is continued; --strategy auto |
 | training_run.py | one run, from options to results |
 | trained_run.py, predict.py, sample.py | the network that it leaves, and using it |
-| report.py, grade.py, doctor.py | a page about runs; points for a project; findings.py, acceptance.py, trials.py |
-| commands.py, version.py | the command `ringprop`, which finds the scripts; which ringprop this is |
+| doctor.py, findings.py, acceptance.py, trials.py | an acceptance test of ranks, libraries and network |
+| commands.py, version.py, report.py, grade.py | the command `ringprop`, its version; pages about runs; points |
 | run_directory.py, run_lock.py | its directory, and how to go on from it; only one process trains there |
 """
