@@ -91,6 +91,7 @@ def share_file(
     OSError
         On all ranks, where any of them may not have it.
     """
+    comm = MPI.Intracomm(comm)  # requests of MPI, also where it is a Communicator, which has its own
     handle, result, problem = -1, None, None
     location = np.zeros(4, np.int64)  # process, descriptor, device and inode of the first rank's file; 0: there is none
     failed, failures = np.zeros(1, bool), np.zeros(comm.Get_size(), bool)

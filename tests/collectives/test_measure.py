@@ -33,6 +33,17 @@ def test_measured_network(comm, tmp_path):
     assert price(ALGORITHMS["allreduce"]["ring"], 3, 1000, 4, network).seconds > 0
 
 
+@pytest.mark.mpi(ranks=2)
+def test_the_network_of_a_communicator(comm):
+    """As a run with --strategy auto measures it: the requests of a Communicator are its own, and not those of MPI."""
+    from collectives import Communicator
+    from collectives.pricing.measure import measure_network
+
+    with Communicator(comm) as communicator:
+        network = measure_network(communicator, sizes=(16, 4096), seconds=0.002)
+    assert [ranks for ranks, _ in network.barriers] == [2] and network.inside.alpha > 0
+
+
 def test_partners_are_those_of_recursive_doubling():
     from collectives.pricing.measure import at_once
 
