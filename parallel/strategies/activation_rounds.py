@@ -1,4 +1,4 @@
-"""How activations get from data-parallel layers to model-parallel ones, and their gradients back: in rounds.
+"""Move activations from data-parallel layers to model-parallel ones, and their gradients back, in rounds.
 
 strategies/one_weird_trick.py says what the schemes are, and what they cost.
 """
@@ -19,18 +19,18 @@ from parallel.strategies.tensor.moves import Cut
 
 
 class Round(NamedTuple):
-    """Samples that go through the fully-connected layers together: of every rank some rows of what it has."""
+    """The samples of one pass through the fully-connected layers: of every rank some of its rows."""
 
     rows: list[tuple[int, int]]
 
     @property
     def counts(self) -> list[int]:
-        """Samples of each rank."""
+        """Return how many samples each rank has."""
         return [hi - lo for lo, hi in self.rows]
 
 
 def rounds(scheme: str, samples: list[int]) -> list[Round]:
-    """The passes of a step for which the ranks have so many samples; none without any."""
+    """Return the rounds of a step, given how many samples the ranks have; empty rounds are left out."""
     ranks = len(samples)
     if scheme == "turns":
         found = [Round([(0, n if rank == turn else 0) for rank, n in enumerate(samples)]) for turn in range(ranks)]
@@ -42,7 +42,7 @@ def rounds(scheme: str, samples: list[int]) -> list[Round]:
 
 
 class Rounds:
-    """What moves between ranks of which each has some samples, all features before, and a part of them behind.
+    """Moves activations: each rank has some samples with all features before, and all samples behind.
 
     Parameters
     ----------
@@ -60,30 +60,30 @@ class Rounds:
         self.rank, self.ranks = group.rank, group.size
 
     def samples(self, count: int, first: int) -> list[tuple[int, int]]:
-        """Of every rank: (place of its first sample in the batch, how many it has)."""
+        """Return of every rank (position of its first sample in the batch, how many it has)."""
         return [tuple(map(int, each)) for each in self.group.gather(np.array([first, count]))]
 
-    def moved(self, a, y, samples: list[int]) -> Iterator[tuple[Round, np.ndarray, np.ndarray]]:
-        """(round, activations, targets) of each pass; the next one's travel while one is computed."""
+    def rounds(self, a, y, samples: list[int]) -> Iterator[tuple[Round, np.ndarray, np.ndarray]]:
+        """Yield (round, activations, targets); those of the next round travel while one is computed."""
         todo = rounds(self.scheme, samples)
         waiting = [self.begin(todo[0], a)] if todo else []
-        everyones = self.everyones_rows(y, samples)
+        all_targets = self.all_rows(y, samples)
         for number, one in enumerate(todo):
             arrive = waiting.pop()
             x = arrive()
             if number + 1 < len(todo):
                 waiting.append(self.begin(todo[number + 1], a))
-            rows = [theirs[lo:hi] for theirs, (lo, hi) in zip(everyones, one.rows, strict=True)]
+            rows = [theirs[lo:hi] for theirs, (lo, hi) in zip(all_targets, one.rows, strict=True)]
             yield one, x, np.concatenate(rows)
 
-    def everyones_rows(self, rows: np.ndarray, samples: list[int]) -> list[np.ndarray]:
-        """What every rank has of an array with a row for each sample."""
+    def all_rows(self, rows: np.ndarray, samples: list[int]) -> list[np.ndarray]:
+        """Return all ranks' rows of an array with a row for each sample."""
         padded = np.zeros((max(samples), *rows.shape[1:]), rows.dtype)
         padded[: len(rows)] = rows
         return [theirs[:n] for theirs, n in zip(self.group.gather(padded), samples, strict=True)]
 
     def begin(self, one: Round, a: np.ndarray) -> Callable[[], np.ndarray]:
-        """Let the activations of a round travel; returns what waits for them."""
+        """Send the activations of a round; return a function that waits for them."""
         lo, hi = one.rows[self.rank]
         if self.scheme == "features":
             return lambda: self.swapped(a[lo:hi], one)
@@ -112,8 +112,8 @@ class Rounds:
     def _sent(self, a: np.ndarray) -> np.ndarray:
         return pack(self.context, np.ascontiguousarray(a))
 
-    def take_back(self, gx: np.ndarray, one: Round, ga: np.ndarray) -> None:
-        """The gradients of a round's activations to those who have made them, summed."""
+    def return_gradients(self, gx: np.ndarray, one: Round, ga: np.ndarray) -> None:
+        """Sum the gradients of a round's activations, on the ranks that have computed them."""
         (lo, hi), counts = one.rows[self.rank], one.counts
         if self.scheme == "features":
             ga[lo:hi] = self.swapped_back(gx, one)
@@ -124,7 +124,7 @@ class Rounds:
             ga[lo:hi] = self.group.sum_part(_apart(gx, counts))[: hi - lo]
 
     def swapped(self, a: np.ndarray, one: Round) -> np.ndarray:
-        """Everybody's samples, of the features that are this rank's."""
+        """Return all ranks' samples of this rank's features."""
         most, width = max(one.counts), -(-self.cut.size // self.ranks)
         out = np.zeros((self.ranks, most, width), a.dtype)
         for rank, piece in enumerate(out):
@@ -133,7 +133,7 @@ class Rounds:
         return _joined(transfer(self.ctx, self.group.swap, out), one.counts)[:, : self.cut.share(self.group)]
 
     def swapped_back(self, gx: np.ndarray, one: Round) -> np.ndarray:
-        """The gradient of this rank's samples, of all features: nothing is to be summed."""
+        """Return the gradient of this rank's samples for all features; there is nothing to sum."""
         most, width = max(one.counts), -(-self.cut.size // self.ranks)
         out = np.zeros((self.ranks, most, width), gx.dtype)
         out[:, :, : gx.shape[1]] = _apart(gx, one.counts)
@@ -147,12 +147,12 @@ class Rounds:
 
 
 def _joined(pieces: np.ndarray, counts: list[int]) -> np.ndarray:
-    """Each rank's first rows, one behind the other."""
+    """Concatenate each rank's first rows."""
     return np.concatenate([piece[:n] for piece, n in zip(pieces, counts, strict=True)])
 
 
 def _apart(rows: np.ndarray, counts: list[int]) -> np.ndarray:
-    """Each rank's rows by themselves, with zeros behind."""
+    """Split rows by ranks, padded with zeros to the same length."""
     found, at = np.zeros((len(counts), max(counts), *rows.shape[1:]), rows.dtype), 0
     for piece, n in zip(found, counts, strict=True):
         piece[:n] = rows[at : at + n]

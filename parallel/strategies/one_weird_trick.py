@@ -1,14 +1,18 @@
 """One weird trick: convolutions are data-parallel, fully-connected layers model-parallel (Krizhevsky 2014).
 
 Convolutions have most of the arithmetic and few parameters: every rank has all of them, and computes its samples.
-Fully-connected layers have most of the parameters and little arithmetic: every rank has a part of each (tensor/), and
-computes all samples. In between activations move, by one of these schemes; r ranks have b samples each:
+Fully-connected layers have most of the parameters and little arithmetic: every rank has a part of each (the layers are
+rewritten by tensor/rewriting.py), and computes all samples. Between the two, activations move by one of these schemes
+(A, B, C of the paper, and one more); r ranks have b samples each:
 
-all      everybody's at once: one pass through the fully-connected layers, of r b samples.
-turns    one rank's after the other: r passes of b samples; while they compute one, the next travels.
-shares   1/r of everybody's at a time: r passes of b samples, and all ranks send alike.
-features everybody's at once, but each rank gets only those features whose rows of the first layer it has: an alltoall
-         in place of an allgather, and one sum of that layer's outputs more.
+all      (A) the samples of all ranks at once: one pass through the fully-connected layers, of r b samples.
+turns    (B) one rank's samples after the other's: r passes of b samples; the next travel while one pass computes.
+shares   (C) 1/r of every rank's samples at a time: r passes of b samples, and all ranks send equally much.
+features all samples at once, but each rank gets only the features whose rows of the first layer it has: an alltoall in
+         place of an allgather, and one more sum, of that layer's outputs.
+
+The loss of a pass is needed before its backward, and turns and shares free a pass's activations before the next one: so
+the rounds are a part of the pass (weird_trick_pass.py), and no layer that moves activations.
 
 The gradients of the activations go back the way they came, summed. Then the convolutions' gradients are summed over the
 ranks, as in data parallelism; the others are nobody else's. Bytes that a rank sends in a step, for c of convolutions'
@@ -36,12 +40,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SchemeOptions:
-    """How activations move between the two halves."""
+    """How activations move between convolutions and linear layers."""
 
     owt: str = option(
         "all",
-        "how activations go from convolutions to linear layers: everybody's, one rank's in turn, shares of "
-        "everybody's, or by features",
+        "how activations move from convolutions to linear layers: all samples at once (scheme A of the paper), one "
+        "rank's at a time (B), a share of every rank's at a time (C), or by features",
         ("all", "turns", "shares", "features"),
     )
 

@@ -1,4 +1,4 @@
-"""What a rank computes in a step of one weird trick (one_weird_trick.py)."""
+"""The pass of one weird trick (one_weird_trick.py)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class WeirdTrick(ForwardBackward):
         return total.first if isinstance(total, UnevenTotal) else chunk(total, self.ranks, self.rank)[0]
 
     def join(self, trainer):
-        """The two halves of the network: their layers, and how they see arrays."""
+        """Make the two halves of the network: their layers, and their views of the arrays."""
         trainer.loss = self.parts_loss
         held, ctx = trainer.local_network, trainer.ctx
         root, at = held.root, self.at
@@ -104,35 +104,35 @@ class WeirdTrick(ForwardBackward):
         return loss + before
 
     def convolve(self, context, x: np.ndarray) -> tuple[np.ndarray, object]:
-        """The activations of this rank's samples, and what backward needs. Here ranks share a batch, behind none do."""
+        """Return the activations of this rank's samples, and what backward needs; only here ranks share a batch."""
         context.groups["data"] = self.group
         found = self.forward(0, x)
         context.groups["data"] = ALONE
         return found
 
     def forward(self, half: int, x: np.ndarray) -> tuple[np.ndarray, object]:
-        """One half of the network, as its root would do it."""
+        """Run one half of the network as its root would."""
         context = self.contexts[half].network_context
         if context.mixed_precision:
             context.mixed_precision.begin(None if half else x, context.micro_batch.training)
         return self.halves[half].forward(self.views[half], x, self.contexts[half])
 
     def rounds(self, trainer, a, y, total, pieces, accumulate: bool) -> tuple[float, np.ndarray]:
-        """The loss of everybody's activations a, and its gradient with respect to this rank's."""
+        """Return the loss of all ranks' activations, and its gradient with respect to this rank's, a."""
         context, batch, loss = trainer.ctx.network_context, trainer.ctx.micro_batch, 0.0
         ga = np.zeros(a.shape, a.dtype)
-        for number, (one, x, targets) in enumerate(self.moves.moved(a, y, [n for _, n in pieces])):
+        for number, (one, x, targets) in enumerate(self.moves.rounds(a, y, [n for _, n in pieces])):
             samples = [(first + lo, hi - lo) for (first, _), (lo, hi) in zip(pieces, one.rows, strict=True)]
             context.micro_batch = replace(batch, start=samples, accumulate=accumulate or number > 0)
             z, saved = self.forward(1, x)
             value, gz = trainer.loss(z, targets, trainer.mean_over(total), self.contexts[1])
             loss += value
             gx, _ = self.halves[1].backward(self.views[1], gz, saved, self.contexts[1])
-            self.moves.take_back(gx, one, ga)
+            self.moves.return_gradients(gx, one, ga)
         return loss, ga
 
     def mean_statistics(self) -> None:
-        """Running statistics of the convolutions' part are the mean of all ranks', as in data parallelism."""
+        """Average the running statistics of the convolutions over the ranks, as in data parallelism."""
         if self.buffers:
             sum_as_one(self.buffers, self.group)
             for array in self.buffers:
@@ -141,13 +141,13 @@ class WeirdTrick(ForwardBackward):
     # ------------------------------------------------------------------------------------------------ evaluation
 
     def predict(self, trainer, x, training=False):
-        """The outputs for this rank's samples; all compute them."""
+        """Return the outputs for this rank's samples, which all ranks compute together."""
         context, batch = trainer.ctx.network_context, trainer.ctx.micro_batch
         batch.training, context.on_gradients_ready = training, None
         pieces = self.moves.samples(len(x), batch.start)
         a, _ = self.convolve(context, x)
         found = np.empty((len(x), *trainer.network.out_shape), trainer.local_network.dtype)
-        for one, given, _ in self.moves.moved(a, np.empty(len(x)), [n for _, n in pieces]):
+        for one, given, _ in self.moves.rounds(a, np.empty(len(x)), [n for _, n in pieces]):
             samples = [(first + lo, hi - lo) for (first, _), (lo, hi) in zip(pieces, one.rows, strict=True)]
             context.micro_batch = replace(batch, start=samples)
             z, _ = self.forward(1, given)

@@ -70,7 +70,7 @@ def test_gradients_of_activations_are_summed(comm, monkeypatch):
             at, (lo, hi) = sum(one.counts[: self.rank]), one.rows[self.rank]
             ga[lo:hi] = gx[at : at + hi - lo]
 
-        monkeypatch.setattr(Rounds, "take_back", own)
+        monkeypatch.setattr(Rounds, "return_gradients", own)
         found = [many.step(*batch) for batch in batches("cnn", many.shard)]
         assert abs(found[0] - losses[0]) < 1e-12 and abs(found[-1] - losses[-1]) > 1e-5
         many.close()
