@@ -205,7 +205,7 @@ class Mailbox:
         self.sending[peer] = self.communicator.Isend(buffer, peer)
 
     def wait(self, done: Callable[[], bool], reason: Callable[[], str] | None = None) -> None:
-        """Receive and handle messages until `done`.
+        """Receive messages and handle one after another until `done`; those behind it stay for later.
 
         Servers of other trainers on this rank are served meanwhile: this rank may wait for a rank that waits for them.
 
@@ -223,7 +223,7 @@ class Mailbox:
         clock = Awake()
         quiet, since = 0, clock.now()
         while not done():
-            if self._step() or serve_others():
+            if self._step() or serve_others(self):
                 quiet, since = 0, clock.now()
                 continue
             quiet += 1
@@ -303,6 +303,7 @@ class Mailbox:
         self.communicator.Free()
 
 
-def serve_others() -> bool:
-    """Let the mailboxes of this rank that serve handle what has come; return whether anything came."""
-    return any([mailbox.move() for mailbox in tuple(MAILBOXES) if mailbox.serving and not mailbox.handling])
+def serve_others(waiting: Mailbox) -> bool:
+    """Let the other mailboxes of this rank that serve handle what has come; return whether anything came."""
+    others = [each for each in MAILBOXES if each.serving and not each.handling and each is not waiting]
+    return any([each.move() for each in others])

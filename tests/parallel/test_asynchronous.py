@@ -297,6 +297,22 @@ def test_a_rank_receives_from_all_in_turn():
     assert mailbox.move() and len(served) == 4, "between layers about one message of each rank, however many there are"
 
 
+def test_a_wait_handles_no_message_behind_the_one_that_it_waits_for():
+    """What comes next may belong to the next step, such as the end of a worker behind its last push."""
+
+    class Late(Flood):
+        """Nothing has come at first."""
+
+        def Improbe(self, peer, status):
+            self.looks += 1
+            return super().Improbe(peer, status) if self.looks > 3 else None
+
+    mailbox, served = Mailbox(Late(), {("worker", i): i for i in range(4)}, ("push",)), []
+    mailbox.handlers["worker", 3], mailbox.serving = served.append, True
+    mailbox.wait(lambda: bool(served))
+    assert len(served) == 1
+
+
 def test_a_handler_receives_while_it_sends_and_runs_no_other_handler():
     """One message to a rank is in flight at a time; those that come meanwhile are handled afterwards."""
 
