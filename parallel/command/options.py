@@ -30,7 +30,7 @@ class DataOptions:
     limit: int | None = option(None, "use at most this number of samples of each split")
     validation: float = option(
         0.1,
-        "training samples held out to choose by: a share below 1, or their number; 0 disables "
+        "training samples held out for validation: a fraction below 1, or their number; 0 disables "
         "validation and model selection "
         "(not used by data with a validation split of its own)",
         everyday=True,
@@ -177,14 +177,15 @@ class MeshOptions:
     )
     tensor: str = option(
         "pairs",
-        "how ranks compute layers together: two linear layers by columns and rows, each by its outputs, or as pairs "
-        "with what lies between them cut by the places of a sequence",
+        "how ranks divide layers: pairs of linear layers by columns and rows (pairs), every layer by its "
+        "outputs (width), "
+        "or as pairs, with the layers between them divided by positions (sequence)",
         ("pairs", "width", "sequence"),
     )
     context: str = option(
         "ring",
         "how ranks with positions of the same sequences compute attention: ring (keys and values travel), ulysses "
-        "(heads are dealt out), or both as ring:2,ulysses:2",
+        "(heads are distributed), or both as ring:2,ulysses:2",
         metavar="HOW",
     )
 

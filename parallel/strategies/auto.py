@@ -22,5 +22,5 @@ class AutoOptions:
     """What is chosen from."""
 
     memory_limit: str | None = option(
-        None, "bytes that a rank may keep, such as 16GiB: what needs more is left out", metavar="BYTES"
+        None, "bytes that a rank may use, such as 16GiB: strategies that need more are left out", metavar="BYTES"
     )

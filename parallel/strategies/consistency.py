@@ -16,8 +16,8 @@ class ConsistencyOptions:
     consistency: str = option(
         "sync",
         "ps: when servers apply gradients: sync (all together), ssp:S (as they come, no worker more than S steps ahead "
-        "of the slowest), async; ssp:2,ahead=1 reads while computing; ddp: stale:S applies sums S steps late, which "
-        "travel meanwhile",
+        "of the slowest), async; ssp:2,ahead=1 reads while computing; ddp: stale:S applies sums S steps late, while "
+        "the next steps compute",
         ("sync", "ssp", "async", "stale"),
         metavar="NAME[:KEYS]",
         keys=True,

@@ -45,7 +45,7 @@ class NodeMemoryOptions:
     """Whether gradients are summed in shared memory."""
 
     node_memory: str = option(
-        "auto", "sum gradients in the memory that the ranks of a node share (auto: unless told how messages do it)",
+        "auto", "sum gradients in the memory that ranks of a node share (auto: unless an option of messages is given)",
         NODE_MEMORY,
     )  # fmt: skip
 
@@ -56,7 +56,7 @@ class MessageOptions:
 
     allreduce: str = option("auto", "algorithm that sums gradients: auto, ring, doubling, ..., native")
     overlap: str = option(
-        "auto", "what moves messages during backprop (auto: none, unless another is measured to be faster)",
+        "auto", "what advances messages during backprop (auto: none, unless another is measured to be faster)",
         ("auto", "thread", "poke", "none"),
     )  # fmt: skip
     bucket: float = option(25.0, "MiB of gradients in a message", metavar="MIB", above=0)

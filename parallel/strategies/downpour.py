@@ -41,8 +41,8 @@ class DownpourKeys(Keys):
     name = "downpour"
     push: int = key(1, "steps between pushes")
     fetch: int = key(1, "steps between reads")
-    ahead: bool = key(False, "whether parameters come while the next steps compute")
-    warm: int = key(0, "steps at first in which no replica is ahead", least=0)
+    ahead: bool = key(False, "whether parameters are read while the next steps compute")
+    warm: int = key(0, "number of first steps that are synchronous", least=0)
 
 
 def Downpour(

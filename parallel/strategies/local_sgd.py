@@ -30,7 +30,9 @@ class LocalSGDKeys(Keys):
 
     name = "local-sgd"
     every: int = key(8, "steps between averages")
-    drift: float = key(0.0, "relative distance from the last average at which there is one; 0: never", least=0)
+    drift: float = key(
+        0.0, "also average where a replica is further from the last average, relatively; 0: never", least=0
+    )
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class DiLoCoKeys(Keys):
     every: int = key(500, "inner steps of a round")
     outer: float = key(0.7, "learning rate of the outer optimizer", least=0)
     momentum: float = key(0.9, "momentum of the outer optimizer", least=0, most=1)
-    nesterov: bool = key(True, "whether it is Nesterov's")
+    nesterov: bool = key(True, "whether the momentum is Nesterov's")
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ IN_STEP = "synchronous push and pull are schedules of whole vectors, and these r
 class ServerOptions:
     """How many servers, and where."""
 
-    servers: int = option(1, "servers, among which the parameters are cut")
-    server_place: str = option("own", "servers have ranks of their own, or live on workers", ("own", "workers"))
+    servers: int = option(1, "number of servers, among which the parameters are divided")
+    server_place: str = option("own", "whether servers have ranks of their own, or run on workers", ("own", "workers"))
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class CompensationOptions:
     """What is done about late gradients."""
 
     delay_compensation: bool = option(
-        False, "with ssp or async: correct gradients for what has changed since they were computed (DC-ASGD)"
+        False, "with ssp or async: correct gradients for updates made since they were computed (DC-ASGD)"
     )
 
 
@@ -282,7 +282,7 @@ STRATEGY = Strategy(
     check=check,
     cost=cost,
     serves=True,
-    summary="a parameter server, or `--servers` many, on ranks of their own or on workers",
+    summary="one or several parameter servers (`--servers`), on ranks of their own or on workers",
     memory="8 Psi for a worker",
     traffic="2 Psi for a worker, 2 Psi times the workers over the servers for a server",
 )

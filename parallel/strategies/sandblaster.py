@@ -33,7 +33,7 @@ class SandblasterKeys(Keys):
     """What may stand behind --strategy sandblaster:."""
 
     name = "sandblaster"
-    chunk: int = key(64, "samples that a replica is given at once")
+    chunk: int = key(64, "samples of a chunk")
     history: int = key(10, "pairs of steps and gradient changes that L-BFGS keeps")
 
 

@@ -47,9 +47,11 @@ STAGES = {"zero1": 1, "zero2": 2, "fsdp": 3}
 class ShardOptions:
     """How ZeRO cuts a network, and where shards lie."""
 
-    unit: float = option(1.0, "MiB of neighbouring layers' parameters that travel together", metavar="MIB", above=0)
+    unit: float = option(
+        1.0, "MiB of parameters of neighbouring layers that are gathered together", metavar="MIB", above=0
+    )
     offload: str | None = option(
-        None, "keep the shards in memory-mapped files there, gone when the run ends", metavar="DIR"
+        None, "keep the shards in memory-mapped files in DIR, which are removed at the end", metavar="DIR"
     )
 
 

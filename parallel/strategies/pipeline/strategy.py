@@ -236,7 +236,7 @@ STRATEGY = Strategy(
     options=(MessageOptions,),
     public=("Pipeline", "PipeDream"),
     whole=0,
-    summary="layers in stages on different ranks, micro-batches one behind the other: `--pipeline 1f1b:micro=8`, or "
+    summary="layers in stages on different ranks, micro-batches one after the other: `--pipeline 1f1b:micro=8`, or "
     "gpipe, interleaved, zero-bubble schedules, or one's own from a file",
     memory="16 Psi of its stages",
     traffic="what passes from stage to stage, forward and back",
