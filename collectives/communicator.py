@@ -8,6 +8,7 @@ defined here is the MPI library's own. A call whose arguments have been seen bef
 messages: the plan is found by address, size, dtype and flags of the arrays, and by the operation (plan_cache.py).
 """
 
+import errno
 import inspect
 import math
 import os
@@ -22,7 +23,7 @@ from mpi4py import MPI
 
 from collectives.algorithms import shared
 from collectives.algorithms.registry import ALGORITHMS, NODES, SHARED_MEMORY
-from collectives.choosing.selection import NODE_MEMORY, Call, check_name, seconds
+from collectives.choosing.selection import NODE_MEMORY, Call, check_name, parse_seconds
 from collectives.executor.plan import NATIVE
 from collectives.failures.aborted import Aborted, cause_of
 from collectives.failures.agreement import Agreement, describe_call
@@ -195,7 +196,7 @@ class Communicator(MPI.Intracomm):
         register(self)
         watched = os.environ.get("RINGPROP_WATCH") if watch is None else watch
         with_progress(self._prepare, progress, synchronous, algorithms, memory)
-        limit = seconds(watched or 0)
+        limit = parse_seconds(watched or 0, "RINGPROP_WATCH" if watch is None else "watch")
         if debug is None:
             debug = os.environ.get("RINGPROP_DEBUG", "0") not in ("", "0")
         selection = self._planner.selection
@@ -213,10 +214,10 @@ class Communicator(MPI.Intracomm):
         if len(settings_of_ranks) > 1:
             unlink_library_memory()
             abort_on_exit()
+        if watched is not None:
+            self._planner.deadline.seconds = limit + MARGIN if limit and abort else math.inf
         if len(settings_of_ranks) > 1 and limit and abort:
             finalize_timeout(limit + MARGIN)
-        if watched is not None:
-            self._planner.limit = limit + MARGIN if limit and abort else math.inf
         if limit or debug:
             with_progress(self._observe, limit, abort, debug)
 
@@ -263,6 +264,7 @@ class Communicator(MPI.Intracomm):
             must_agree = f"{name} with a mistake: {error}"
         if not name.startswith("I"):
             self._queue.finish()  # others may wait for what is in flight before they come here
+        self._queue.agreed = None  # of a call that was refused
         agreed = self._agreement.exchange(must_agree, where(outside()))
         if name.startswith("I"):
             self._queue.agreed = agreed
@@ -326,7 +328,7 @@ class Communicator(MPI.Intracomm):
         algorithms = self._planner.selection.algorithms
         settings = {"synchronous": self._planner.synchronous, "memory": self._planner.selection.memory, **observed}
         communicator = Communicator(comm, progress=progress, **settings, **algorithms)
-        communicator._planner.limit = self._planner.limit  # watch=0, where it is given, means to wait for ever
+        communicator._planner.deadline = self._planner.deadline  # watch=0, where it is given, means to wait for ever
         return communicator
 
     def release(self):
@@ -338,6 +340,10 @@ class Communicator(MPI.Intracomm):
 
     def _release(self):
         if self._planner is not None:
+            if self._broken:
+                self._queue.finish()  # what was in flight has failed: each ends at once, with that error
+            elif active := [request for request in self._persistents if request.active]:
+                raise RuntimeError(f"{len(active)} persistent collective(s) are active: Wait for them first")
             self._queue.close()
             if self._observed:
                 if self._watchdog is not None:
@@ -349,6 +355,7 @@ class Communicator(MPI.Intracomm):
                 self._agreement, self._watchdog, self._observed = None, None, {}
             self._cache.free()
             for request in list(self._persistents):
+                request.active = False  # one that has been aborted
                 request.Free()
             self._planner.free(bool(self._broken))
             self._install_wrappers(False)
@@ -369,7 +376,7 @@ class Communicator(MPI.Intracomm):
         Raises
         ------
         ValueError, OSError
-            On all ranks of a node, as `SharedWindow.empty`: shapes or dtypes that differ; not enough memory.
+            On all ranks, as `SharedWindow.empty`: shapes or dtypes that differ; not enough memory.
         TimeoutError
             Ranks that do not come within 300 s, or what `watch` says.
         """
@@ -379,12 +386,21 @@ class Communicator(MPI.Intracomm):
         return self._after_pending(self._shared, shape, dtype)
 
     def _shared(self, shape, dtype):
-        selection, window = self._planner.selection, self._planner.window
+        planner, problem = self._planner, None
+        selection, several = planner.selection, planner.selection.place == "nodes"
         try:
-            array = window.empty(shape, dtype)
+            if several and planner.made_window is None and not planner.shares():
+                raise OSError(errno.ENOMEM, selection.refused)
+            array = planner.window.empty(shape, dtype)
         except (TimeoutError, Aborted) as error:
             self._abort(error, "")
             raise
+        except (OSError, ValueError) as error:
+            problem = error
+        if several and planner.exchange(np.array(problem is not None)).any() and problem is None:
+            problem = OSError(errno.ENOMEM, "ranks of another node cannot have such an array")
+        if problem is not None:
+            raise problem
         self._cache.free()  # a plan for private memory does not fit a shared array that now lies at its address
         if not selection.arrays:
             selection.arrays = True
@@ -429,13 +445,11 @@ class Communicator(MPI.Intracomm):
         title = f"{operation} of {count:,} {dtype}, {selection.size} ranks {place}"
         if callable(requested):
             return f"{title}: {getattr(requested, '__name__', requested)}, because requested", [requested]
-        float16, ordered = dtype == np.float16, not op.Is_commutative()
-        properties = {
-            "shareable": can_share(op, dtype),
-            "float16": float16,
-            "numpy": libraries_differ(op, dtype),
-        }
-        call = Call(operation, count * dtype.itemsize, ordered=ordered, **properties)
+        call = Call(operation, count * dtype.itemsize)
+        method = next(method for method, name in PLANNED_BY.values() if name == operation)
+        if "op" in inspect.signature(getattr(Communicator, method)).parameters:  # else elements travel as bytes
+            properties = {"shareable": can_share(op, dtype), "numpy": libraries_differ(op, dtype)}
+            call = call._replace(float16=dtype == np.float16, ordered=not op.Is_commutative(), **properties)
         name, why = selection.reason(requested, call)
         text = f"{title}: {name}, because {why}"
         if name not in NODE_MEMORY:
@@ -586,7 +600,8 @@ class Communicator(MPI.Intracomm):
             self._planner.may_wait = True
         if plan is NATIVE:
             if self._queue.agreed is not None:
-                with_progress(self._queue.agreed, True)
+                agreed, self._queue.agreed = self._queue.agreed, None
+                with_progress(agreed, True)
             return getattr(MPI.Intracomm, f"I{name.lower()}")(self, *buffers, *key_args)
         return self._queue.start(operation, plan, buffers, *([plan.free] if key is None else []))
 
@@ -594,7 +609,11 @@ class Communicator(MPI.Intracomm):
         """Return the elements of every rank's block, which the ranks send each other where they are not given."""
         if recvcounts is not None or for_library(recvbuf):
             return recvcounts
-        return self.allgather(incoming(recvbuf).count)
+        self._prepared()
+        if self._broken:
+            raise Aborted(self._broken)
+        count = np.array(incoming(recvbuf).count)
+        return self._after_pending(self._planner.exchange, count).tolist()
 
     def _persistent(self, build, algorithm, key_args, *buffers):
         """Plan the persistent form of a collective (collective): a schedule of ours, unless "native" is requested."""
@@ -770,6 +789,8 @@ def run(
     """
     if comm == MPI.COMM_NULL:
         raise ValueError("run: this rank is not in the communicator (COMM_NULL): call run on its ranks only")
+    if "x" not in buffers:
+        raise ValueError("run: give the vector as x=array: its elements are the schedule's count")
     communicator = Communicator(MPI.COMM_WORLD if comm is None else comm)
     try:
         plan = communicator.compile(

@@ -314,21 +314,22 @@ def from_environment(operation: str) -> str:
         raise ValueError(f"{variable} in the environment: {error}") from None
 
 
-def seconds(text: str) -> float:
-    """RINGPROP_WATCH as a number."""
+def parse_seconds(text: str, source: str = "RINGPROP_WATCH") -> float:
+    """Return a limit that `source` gives, an environment variable or a parameter, as a number."""
     try:
         if (value := float(text)) >= 0:
             return value
     except ValueError:
         pass
-    raise ValueError(f"RINGPROP_WATCH={text} in the environment: expected seconds, 0 for never")
+    place = " in the environment" if source.isupper() else ""
+    raise ValueError(f"{source}={text}{place}: expected seconds, 0 for never")
 
 
 def check_environment() -> None:
     """Refuse what a Communicator would: settings in the environment that make no sense."""
     for operation in ALGORITHMS:
         from_environment(operation)
-    seconds(os.environ.get("RINGPROP_WATCH", "0"))
+    parse_seconds(os.environ.get("RINGPROP_WATCH", "0"))
     if file := os.environ.get("RINGPROP_TUNE"):
         load(file)
 

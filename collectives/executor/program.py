@@ -85,7 +85,7 @@ class Program:
     lengths : buffer of this rank -> elements that the instructions name of it
     length : what it takes in memory, with an instruction or a transfer for a unit
     epoch_parity : 0 without slots, 1 for an odd number of epochs, 2 for an even one: parity alone selects the slots
-    named, key : of a schedule in shared memory, what ranks name of each other's buffers, and what it is the program of
+    named : of a schedule in shared memory, what ranks name of each other's buffers
 
     Raises
     ------
@@ -95,7 +95,7 @@ class Program:
         More than a million rounds.
     """
 
-    named, key = None, None
+    named = None
 
     def __init__(
         self,

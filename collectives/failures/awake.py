@@ -7,7 +7,7 @@ clock a second counts at most. A rank that waits looks more often than that.
 
 import time
 
-MOST = 1.0  # seconds
+LARGEST_STEP = 1.0  # seconds
 
 
 class Awake:
@@ -15,16 +15,16 @@ class Awake:
 
     Parameters
     ----------
-    most : float
+    largest_step : float
         Seconds that count between two looks, at most.
     """
 
-    def __init__(self, most: float = MOST):
-        self.most, self.seconds, self.looked = most, 0.0, time.monotonic()
+    def __init__(self, largest_step: float = LARGEST_STEP):
+        self.largest_step, self.seconds, self.last_look = largest_step, 0.0, time.monotonic()
 
     def now(self) -> float:
         """Look at the clock."""
         now = time.monotonic()
-        self.seconds += min(now - self.looked, self.most)
-        self.looked = now
+        self.seconds += min(now - self.last_look, self.largest_step)
+        self.last_look = now
         return self.seconds

@@ -3,8 +3,8 @@
 Flags are words in memory that all map, a cache line for each rank. A rank writes its data, then a fence (MPI_Win_sync),
 then its word; a reader sees the word, then a fence, then reads. A waiting rank looks again and again where the node has
 a core for every rank, else it yields its core at once. While it waits long it lets MPI make progress, which may tell it
-that a rank has died, moves this process's nonblocking collectives (progress.py), and after `limit` seconds it says who
-has not come.
+that a rank has died, moves this process's nonblocking collectives (progress.py), and at its deadline it says who has
+not come.
 
 A rank that ends a wait early (timeout, interrupt, MPI error) aborts: it writes the cause beside its words, and GONE
 into its words for barriers. Every rank that waits for it, then or later, raises `Aborted` with that cause.
@@ -13,17 +13,15 @@ into its words for barriers. Every rank that waits for it, then or later, raises
 import fcntl
 import hashlib
 import os
-import time
 from enum import IntEnum
 from io import FileIO
 
 from mpi4py import MPI
 
 from collectives.failures.aborted import Aborted, cause_of
-from collectives.failures.awake import Awake
 from collectives.failures.revocation import is_rank_death
 from collectives.node_memory.files import map_file, share_file
-from collectives.progress import Calls, Doing, advance_all, in_flight
+from collectives.progress import Calls, Doing
 
 CACHE_LINE = 128  # bytes: processors fetch cache lines in pairs
 CAUSE_BYTES = 512  # bytes for the cause for which a rank has aborted
@@ -65,8 +63,8 @@ class Flags:
     ----------
     comm : MPI.Intracomm
         The ranks, all on one node; creating the flags is collective.
-    limit : float
-        Seconds after which a rank that waits for others gives up.
+    deadline : Deadline
+        When a rank that waits for others gives up.
     calls : Calls, optional
         Where waits are registered for a watchdog; by default none looks.
 
@@ -82,15 +80,15 @@ class Flags:
     OSError
         On all ranks, where any of them may have no shared memory.
     TimeoutError
-        In whatever waits: others did not come within `limit`; the message names them.
+        In whatever waits: others did not come by the deadline; the message names them.
     MPI.Exception
         In whatever waits, where MPI tells of a death.
     Aborted
         In whatever waits, where another rank has ended a wait early; and in all that follows an early end here.
     """
 
-    def __init__(self, comm, limit, calls=None):
-        self.comm, self.limit = comm, limit
+    def __init__(self, comm, deadline, calls=None):
+        self.comm, self.deadline = comm, deadline
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.lines, self.causes, self.file = lines_of(comm)
         lines = self.lines
@@ -295,26 +293,19 @@ class Flags:
             calls.current = before
 
     def _wait_long(self, line, there, description, expected):
-        pause, probe, clock = os.sched_yield, self.comm.Iprobe, Awake()
-        rounds = 0
-        while not there(line):
-            pause()
-            rounds += 1
-            if rounds % 32 == 0:
-                probe(MPI.ANY_SOURCE, MPI.ANY_TAG)
-                if in_flight:
-                    advance_all()
-                self.refuse_aborted()
-                waited = clock.now()
-                if waited > 0.05:
-                    time.sleep(50e-6)
-                if waited > self.limit:
-                    late = [rank for rank, other in expected if not there(other)]
-                    absent = f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))} of {self.size} did not come"
-                    raise TimeoutError(
-                        f"rank {self.rank} has waited {waited:.1f} s in {description}: "
-                        f"{absent if expected else 'another rank holds the lock'}"
-                    )
+        def meanwhile():
+            self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # which may say that a rank has died
+            self.refuse_aborted()
+
+        def late(waited):
+            missing = [rank for rank, other in expected if not there(other)]
+            absent = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {self.size} did not come"
+            raise TimeoutError(
+                f"rank {self.rank} has waited {waited:.1f} s in {description}: "
+                f"{absent if expected else 'another rank holds the lock'}"
+            )
+
+        self.deadline.wait(lambda: there(line), meanwhile, late)
 
     def free(self):
         """Let go of the memory, and close the file."""

@@ -37,6 +37,12 @@ def libraries_differ(op: MPI.Op, dtype: np.dtype | None) -> bool:
     return dtype.kind in "iu" and dtype.itemsize < 4 and op.handle in WRAPPING
 
 
+def reduced_alike(op: MPI.Op, dtype: np.dtype) -> bool:
+    """Return whether MPI libraries reduce all values as NumPy does; False where MPI may not define the operation."""
+    _, _, kinds = UFUNCS.get(op.handle, (None, None, ""))
+    return dtype.kind in kinds and not libraries_differ(op, dtype)
+
+
 def by_numpy(op: MPI.Op, dtype: np.dtype, source: tuple, target: tuple) -> Callable[[], object]:
     """The call target = source (+) target of operands as MPI takes them: (memory, count, first element, datatype)."""
     x, y = (np.frombuffer(m, dtype, count, first * dtype.itemsize) for m, count, first, _ in (source, target))

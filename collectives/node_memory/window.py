@@ -27,10 +27,12 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.failures.aborted import cause_of
+from collectives.failures.deadline import Deadline
 from collectives.failures.revocation import is_rank_death, register, unregister
 from collectives.node_memory import plans
+from collectives.node_memory.barriers import first_barrier
 from collectives.node_memory.files import map_file, meminfo, share_file
-from collectives.node_memory.flags import Flags, signature_of
+from collectives.node_memory.flags import Flags
 from collectives.node_memory.plans import SLOT_BYTES
 from collectives.progress import Calls
 
@@ -60,7 +62,7 @@ class SharedWindow:
     ----------
     comm : MPI.Intracomm
         Its ranks must share a node: comm.Split_type(MPI.COMM_TYPE_SHARED).
-    limit : float
+    limit : float or Deadline
         Seconds after which a rank that waits for others gives up.
     calls : Calls, optional
         Where waits are registered for a watchdog, as of a Communicator.
@@ -86,7 +88,7 @@ class SharedWindow:
     peers, barrier, broadcast, allgather = plans.peers, plans.barrier, plans.broadcast, plans.allgather
     allreduce, reduce, reduce_scatter = plans.allreduce, plans.reduce, plans.reduce_scatter
 
-    def __init__(self, comm: MPI.Intracomm, limit: float = 300.0, calls: Calls | None = None):
+    def __init__(self, comm: MPI.Intracomm, limit: float | Deadline = 300.0, calls: Calls | None = None):
         self.on_abort = lambda error, place: None
         node = register(comm.Split_type(MPI.COMM_TYPE_SHARED))
         together = node.Get_size() == comm.Get_size()
@@ -98,7 +100,7 @@ class SharedWindow:
         self._arrays: dict[int, Array] = {}
         self._made = 0  # arrays so far: the next one's number, equal on all ranks
         try:
-            self.flags = Flags(self.comm, limit, calls)
+            self.flags = Flags(self.comm, limit if isinstance(limit, Deadline) else Deadline(limit), calls)
         except OSError:
             unregister(self.comm).Free()
             raise
@@ -129,14 +131,10 @@ class SharedWindow:
         OSError
             Not enough memory, or ranks that may not see each other's files in /proc.
         TimeoutError
-            Ranks that do not come within `limit`.
+            Ranks that do not come in time.
         """
         shape, dtype = shape_of(shape), np.dtype(dtype)
-        request = f"empty{shape, dtype.str}"
-        if not self.flags.signed_barrier(signature_of(request), request):
-            requests = self.comm.allgather(request)
-            rank = next(rank for rank, other in enumerate(requests) if other != requests[0])
-            raise ValueError(f"ranks disagree: rank 0 calls {requests[0]}, rank {rank} {requests[rank]}")
+        self._agree(f"empty({shape}, {dtype.str!r})")
         nbytes = math.prod(shape) * dtype.itemsize
         memory = self._map(max(nbytes, 1))
         own = np.frombuffer(memoryview(memory[self.rank]), np.uint8)
@@ -153,15 +151,20 @@ class SharedWindow:
         Raises
         ------
         ValueError
-            A negative length.
+            Shapes or dtypes that differ between ranks; a negative length.
         OSError
             As `empty`.
         """
         shape, dtype = shape_of(shape), np.dtype(dtype)
         nbytes = math.prod(shape) * dtype.itemsize
-        self.flags.barrier(f"common({shape}, {dtype.str!r})")  # it ends, where messages would wait without end
+        self._agree(f"common({shape}, {dtype.str!r})")
         memory = self._map(max(1, -(-nbytes // self.size)))
         return memory.reshape(-1)[:nbytes].view(dtype).reshape(shape)
+
+    def _agree(self, description: str) -> None:
+        """Raise Disagreement, a ValueError, on every rank where they do not all make the same array (collective)."""
+        agree, _ = first_barrier(self, description, [], 0)
+        agree()
 
     def free(self) -> None:
         """Free the flags and forget the arrays (collective). Arrays that are still in use live on as private ones."""

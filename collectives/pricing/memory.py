@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from collectives.algorithms.shared import SLOTS
 from collectives.pricing.networks import Network
-from collectives.steps import Copy, Reduce
+from collectives.steps import SLOTS, Copy, Reduce
 
 
 class NodeMemory:

@@ -202,7 +202,7 @@ def outgoing(spec, parts: int = 1, vector: bool = False) -> Message:
 def incoming(spec, parts: int = 1, vector: bool = False) -> Message:
     """Return the message of a buffer that is written."""
     message = Message(spec, parts, vector)
-    if message.memory.readonly:
+    if message.nbytes and message.memory.readonly:  # that of None is, without elements
         raise BufferError("message: the receive buffer is read-only")
     return message
 
@@ -247,7 +247,7 @@ class Bytes(NamedTuple):
 
 def as_bytes(message: Message, slices) -> Bytes:
     """Slices (in elements) of a message as blocks of bytes."""
-    itemsize, end = message.itemsize, max((hi for _, hi in slices), default=0)
+    itemsize, end = message.itemsize, max((hi for lo, hi in slices if hi > lo), default=0)
     return Bytes(message.bytes(0, end), tuple((lo * itemsize, hi * itemsize) for lo, hi in slices))
 
 

@@ -24,7 +24,7 @@ MOST_RANKS = 64  # of which each rank simulates a schedule
 MOST_STEPS = 20_000  # of all ranks together, likewise
 
 
-def compile_function(planner, key, operation, function, count, itemsize, float16, ordered, options) -> Program:
+def compile_function(planner, operation, function, count, itemsize, float16, ordered, options) -> Program:
     """This rank's program of a generator function that the caller gave, when every rank has proven it for itself.
 
     It is proven on symbols with few elements. Then it runs with all elements but without values: so messages match,
@@ -54,7 +54,7 @@ def compile_function(planner, key, operation, function, count, itemsize, float16
         prove(operation, partial(rounds, **small), planner.size, few, options.get("root", 0), ordered=ordered)
         rounds_of_ranks = [live_rounds(rounds(r, planner.size, *count), r) for r in range(planner.size)]
         elements = max((blocks(n, planner.size)(r)[1] for n in count for r in range(planner.size)), default=0)
-        simulate_lengths(rounds_of_ranks, [{"x": elements, "y": elements}] * planner.size)
+        simulate_lengths(rounds_of_ranks, [{"x": elements, "y": elements} if count else {}] * planner.size)
     except ScheduleError as error:
         error.add_note(f"found before anything was sent: {title}")
         raise
@@ -65,7 +65,10 @@ def compile_function(planner, key, operation, function, count, itemsize, float16
         else between_barriers(rounds_of_ranks[planner.rank], planner.here)
     )
     program = Program(live, planner.rank, round_once=float16, shared=named is not None)
-    program.named, program.key = named, key
+    if named is not None:
+        root = f", root {options['root']}" if "root" in options else ""
+        call = f"{' of '.join([operation, *map(str, count)])}{root}, by a schedule of the caller's own"
+        program.named = named._replace(call=call)
     return program
 
 
@@ -149,10 +152,16 @@ def between_barriers(rounds: list[list[Step]], ranks: list[int]) -> list[list[St
 
 
 class Named(NamedTuple):
-    """Buffers that ranks name of each other's: name -> elements that any names; which (name, owner) are written."""
+    """What ranks name of each other's buffers.
+
+    lengths : name -> elements that any rank names
+    written : which (name, owner) are written
+    call : what the ranks run, in words: they compare it before it touches memory
+    """
 
     lengths: dict[str, int]
     written: set[tuple[str, int]]
+    call: str = "a plan of compile"
 
 
 def named_by_others(rounds_of_ranks, nodes) -> Named | None:

@@ -7,6 +7,7 @@ that the call is the library's.
 from functools import partial
 from itertools import accumulate, pairwise
 
+import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import ALGORITHMS
@@ -106,8 +107,8 @@ def rooted(planner, operation, all_blocks, own_block, root, requested, vector):
 
 def blocks_of_root(planner, blocks, root):
     """Blocks of the lengths that only the root knows (collective)."""
-    lengths = [hi - lo for lo, hi in blocks] if planner.rank == root else None
-    ends = [0, *accumulate(planner.comm.bcast(lengths, root))]
+    lengths = np.array([hi - lo for lo, hi in blocks], np.int64)
+    ends = [0, *accumulate(planner.exchange(lengths, root).tolist())]
     return blocks if planner.rank == root else tuple(pairwise(ends))
 
 

@@ -140,6 +140,8 @@ def reduce_scatter(planner, sendbuf, recvbuf, counts, op, requested):
     source = recv if in_place else outgoing(sendbuf, parts)
     if counts is None:
         counts = [recv.count] * planner.size
+    if len(counts) != planner.size:
+        raise ValueError(f"reduce_scatter: {len(counts)} counts for {planner.size} ranks")
     if min(counts) < 0:
         raise ValueError(f"reduce_scatter: counts {list(counts)}: a block has no negative length")
     ends = [0, *accumulate(map(int, counts))]

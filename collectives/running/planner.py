@@ -5,8 +5,6 @@ collective; the Planner of the communicator chooses the algorithm (selection.py)
 binds it (plan.py). Schedules that a caller wrote come by way of custom_schedules.py.
 """
 
-import os
-import time
 from functools import cache, cached_property, partial
 from itertools import accumulate
 
@@ -18,13 +16,13 @@ from collectives.algorithms.registry import NODES, SEGMENT_BYTES
 from collectives.choosing.selection import AUTOMATIC, NODE_MEMORY, Selection
 from collectives.executor.plan import Plan, array, copying
 from collectives.executor.program import Program, Programs, Transfer
-from collectives.failures.awake import Awake
+from collectives.failures.deadline import Deadline
 from collectives.failures.revocation import register, unregister
-from collectives.node_memory.barriers import barrier_of, split_barrier_of
+from collectives.node_memory.barriers import barrier_of, first_barrier, split_barrier_of
+from collectives.node_memory.files import UNFINISHED
 from collectives.node_memory.plans import LINE_BYTES
 from collectives.node_memory.reduction import by_numpy, libraries_differ, sum_into
 from collectives.node_memory.window import SharedWindow
-from collectives.progress import advance_all, in_flight
 from collectives.running.custom_schedules import compile_function
 from collectives.running.nonblocking import write_stderr
 
@@ -63,7 +61,7 @@ class Planner:
         self.scratch, self.scratch_bytes = {}, 0  # for what ranks name of each other's in the caller's algorithms
         self.forget_scratch = lambda: None  # called when plans on `scratch` must go
         self.selection.make_window = self.shares
-        self.limit = 300.0  # seconds that ranks wait for each other
+        self.deadline = Deadline()
         self.may_wait = True  # for other ranks while it plans: not for a nonblocking call
         self.on_abort = lambda error, place: None  # called with what aborts a plan
 
@@ -72,7 +70,9 @@ class Planner:
         """The memory that the ranks of a node share, made at the first use (collective)."""
         try:  # behind a barrier with a limit: SharedWindow waits inside MPI, where nothing ends the wait
             self.wait_for(self.node.Ibarrier(), "for the other ranks of its node, to make the memory that they share")
-            window = SharedWindow(self.node, self.limit)
+            # The first barrier counts a rank that has given up meanwhile; a rank that comes late learns of it here.
+            self.wait_for(self.node.Ibarrier(), "for the other ranks of its node, none of which may have given up")
+            window = SharedWindow(self.node, self.deadline)
         except BaseException as error:
             if isinstance(error, TimeoutError) or not isinstance(error, OSError):  # all ranks get an OSError alike
                 self.on_abort(error, "")  # the others may still come, and go on without this rank
@@ -96,36 +96,44 @@ class Planner:
         self.wait_for(request, f"{what} rank {transfer.peer}")
 
     def wait_for(self, request: MPI.Request, what: str) -> None:
-        """Wait until a request is done.
+        """Wait until a request is done; what is in flight advances meanwhile.
 
         Raises
         ------
         Aborted
             Another rank has ended a call early meanwhile.
         TimeoutError
-            On one node, after `limit` seconds. Ranks on several only say then for whom they wait: what has become of
+            On one node, after the deadline. Ranks on several only say then for whom they wait: what has become of
             another node is for the launcher to find out.
         """
-        clock, rounds, test = Awake(), 0, request.Test
-        while not test():
-            os.sched_yield()
-            rounds += 1
-            if rounds % 32 == 0:
-                self.refuse_aborted()
-                if in_flight:
-                    advance_all()
-                waited = clock.now()
-                if waited > 0.05:
-                    time.sleep(50e-6)
-                if waited > self.limit:
-                    late = (
-                        f"rank {self.rank} has waited {self.limit:g} s {what}: has a rank ended, is one in another "
-                        f"call, or, with a buffer that only the MPI library takes, in the library's own? "
-                        f"Communicator(watch=60) says where all ranks are"
-                    )
-                    if self.selection.place == "node":
-                        raise TimeoutError(late)
-                    warn_once(late)
+
+        def late(waited):
+            message = (
+                f"rank {self.rank} has waited {self.deadline.seconds:g} s {what}: has a rank ended, is one in another "
+                f"call, or, with a buffer that only the MPI library takes, in the library's own? "
+                f"Communicator(watch=60) says where all ranks are"
+            )
+            if self.selection.place == "node":
+                raise TimeoutError(message)
+            warn_once(message)
+
+        self.deadline.wait(request.Test, self.refuse_aborted, late)
+
+    def exchange(self, numbers: np.ndarray, root: int | None = None) -> np.ndarray:
+        """Return numbers of every rank, or those of the root: lengths of blocks, before there is a plan (collective).
+
+        Raises as `wait_for`, and aborts then: other ranks would take a later message for this one.
+        """
+        result = np.array(numbers) if root is not None else np.empty((self.size, *numbers.shape), numbers.dtype)
+        UNFINISHED[id(result)] = [numbers, result]  # MPI may write there after a wait that has failed
+        try:
+            request = self.comm.Ibcast(result, root) if root is not None else self.comm.Iallgather(numbers, result)
+            self.wait_for(request, "for the lengths of blocks of the other ranks")
+        except BaseException as error:
+            self.on_abort(error, "")
+            raise
+        del UNFINISHED[id(result)]
+        return result
 
     def refuse_aborted(self) -> None:
         """Raise Aborted if another rank of the node has ended a call early; without a window nobody can see it."""
@@ -181,7 +189,7 @@ class Planner:
         """This rank's part in an algorithm; `count` is a number of elements or a tuple of blocks."""
         if callable(name):
             key = operation, name, count, itemsize, float16, ordered, *options.items()
-            return self.programs.of(key, partial(compile_function, self, key, *key[:6], options))
+            return self.programs.of(key, partial(compile_function, self, *key[:6], options))
         entry = ALGORITHMS[operation][name]
         if NODES in entry.needs:
             options["nodes"] = self.nodes
@@ -202,7 +210,7 @@ class Planner:
 
         `own` says where the buffers that ranks name of each other lie; by default in copies that all can see.
         """
-        references, elements = [*keep], {}
+        references, elements, agree, split = [*keep], {}, None, None
         dtype = np.dtype(np.uint8) if message is None else message.elements.dtype
         if message is not None:
             references += [op, message.datatype]  # grows by what the sums of float16 need
@@ -219,6 +227,7 @@ class Planner:
             changed = [pair for name, pair in copies.items() if (name, self.rank) in program.named.written]
             before = [*before, *(copying(a, b) for a, b in copies.values())]
             after = [*(copying(b, a) for a, b in changed), *after]
+            agree, split = first_barrier(self.window, program.named.call, [], 0)
             parts_of_others = {
                 (name, r): part for name, parts in shared.items() for r, part in parts.items() if r != self.rank
             }
@@ -229,7 +238,10 @@ class Planner:
             buffers,
             **elements,
             barrier=lambda step: barrier_of(self.window, IN_MEMORY, self.here, step),
-            split_barrier=lambda step, _: split_barrier_of(self.window, IN_MEMORY, self.here, step),
+            agree=agree,
+            split_barrier=lambda step, first: (
+                split() if first else split_barrier_of(self.window, IN_MEMORY, self.here, step)
+            ),
             compute=partial(computing, computations or {}, dtype),
             wait_long=self.wait_long,
             synchronous=self.synchronous,

@@ -153,9 +153,7 @@ def test_a_buffer_that_only_the_library_takes_on_one_rank_keeps_no_other_waiting
 
     communicator, x = Communicator(comm, allreduce=algorithm), np.full(5000, comm.rank + 1.0)
     communicator.Allreduce(MPI.IN_PLACE, x)
-    communicator._planner.limit = 0.5
-    if algorithm == "shared":
-        communicator._planner.window.flags.limit = 0.5
+    communicator._planner.deadline.seconds = 0.5
     comm.Barrier()
     if comm.rank == 0:
         communicator.Allreduce(MPI.IN_PLACE, Tensor(x))
@@ -184,3 +182,89 @@ def test_every_collective_says_what_it_takes_and_raises(communicator):
         assert re.search(r"elements|blocks?|every rank has called", told), name
     for error in ("ValueError", "TypeError", "BufferError", "ScheduleError", "TimeoutError", "RuntimeError", "Aborted"):
         assert f"{error} |" in kind.__doc__ or f"{error}, " in kind.__doc__, error
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("memory", [True, False])
+def test_buffers_without_elements_may_be_none(comm, memory):
+    """As mpi4py takes them: [None, 0, datatype] has memory that is read-only, of which nothing is written."""
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
+    communicator, rank, nothing = Communicator(comm, memory=memory), comm.rank, [None, 0, MPI.DOUBLE]
+    x, y = np.arange(6.0), np.empty(6)
+    communicator.Scatterv([x, [6, 0], None, MPI.DOUBLE], nothing if rank else y)
+    assert rank or (y == x).all()
+    everything = [None, [0, 0], None, MPI.DOUBLE]
+    communicator.Allreduce(nothing, nothing)
+    communicator.Bcast(nothing)
+    communicator.Gatherv(nothing, everything if rank == 0 else None)
+    communicator.Allgatherv(nothing, everything)
+    with pytest.raises(BufferError, match="read-only"):
+        communicator.Allreduce(MPI.IN_PLACE, b"1234")
+    communicator.release()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_an_empty_block_far_behind_the_buffer_is_neither_read_nor_copied(communicator, ranks):
+    from mpi4py import MPI
+
+    x = np.arange(4.0)
+    communicator.Alltoallv(MPI.IN_PLACE, [x, [0, 0], [10**10, 10**10], MPI.DOUBLE])
+    assert (x == np.arange(4)).all()
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("counts", [[2, 2, 2], [6]])
+@pytest.mark.parametrize("memory", [True, False])
+def test_every_rank_has_a_count_of_a_reduce_scatter(comm, memory, counts):
+    from collectives import Communicator
+
+    communicator = Communicator(comm, memory=memory)
+    with pytest.raises(ValueError, match=f"reduce_scatter: {len(counts)} counts for 2 ranks"):
+        communicator.Reduce_scatter(np.ones(6), np.empty(6), counts, algorithm="ring")
+    communicator.release()
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("vector", ["Reduce_scatter", "Scatterv", "Gatherv"])
+def test_a_mistake_of_one_rank_keeps_no_other_waiting_for_the_lengths_of_blocks(comm, vector):
+    from mpi4py import MPI
+
+    from collectives import Communicator
+    from collectives.failures.aborted import Aborted
+
+    communicator, rank, x = Communicator(comm), comm.rank, np.ones(4)
+    communicator._planner.deadline.seconds = 0.3
+    blocks = [x, [2, 2], None, MPI.DOUBLE]
+    calls = {
+        "Reduce_scatter": lambda: communicator.Reduce_scatter(x, b"read-only" if rank == 0 else np.empty(2)),
+        "Scatterv": lambda: communicator.Scatterv(blocks, np.empty(3 - rank), algorithm="binomial"),
+        "Gatherv": lambda: communicator.Gatherv(np.empty(3 - rank), blocks, algorithm="binomial"),
+    }
+    with pytest.raises((BufferError, ValueError) if rank == 0 else TimeoutError):
+        calls[vector]()
+    if rank == 1:
+        with pytest.raises(Aborted, match="lengths of blocks"):
+            communicator.Barrier(algorithm="dissemination")
+    comm.Barrier()
+    if rank == 0:  # so that nothing is in flight as MPI ends
+        private, number = communicator._planner.comm, np.zeros(2, np.int64)
+        private.Iallgather(number[:1], number).Wait() if vector == "Reduce_scatter" else private.Ibcast(number).Wait()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_elements_for_which_an_operation_is_not_defined_are_refused_alike_at_every_size(communicator, ranks):
+    from mpi4py import MPI
+
+    for dtype, op in (("c16", MPI.MAX), ("f4", MPI.BAND)):
+        for count in (4, 4000):
+            x, y = np.ones(count, dtype), np.ones(count, dtype)
+            for call in (
+                lambda x=x, y=y, op=op: communicator.Allreduce(x, y, op),
+                lambda x=x, y=y, op=op: communicator.Reduce(x, y, op),
+                lambda x=x, y=y, op=op: communicator.Reduce_scatter_block(x, y[: len(y) // 2], op),
+            ):
+                with pytest.raises(TypeError, match="not defined"):
+                    call()

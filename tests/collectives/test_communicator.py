@@ -666,6 +666,8 @@ def test_the_algorithm_is_chosen_by_call_keyword_and_environment(comm, ranks, mo
     with pytest.raises(ValueError, match=says):
         Communicator(comm)
     monkeypatch.delenv("RINGPROP_ALLREDUCE")
+    with pytest.raises(ValueError, match=r"^watch=-1: expected seconds"):
+        Communicator(comm, watch=-1)
     monkeypatch.setenv("RINGPROP_WATCH", "1 min")
     with pytest.raises(ValueError, match="RINGPROP_WATCH=1 min in the environment: expected seconds"):
         Communicator(comm)
@@ -883,4 +885,36 @@ def test_slices_too_long_for_one_message_travel_in_pieces(comm, ranks, monkeypat
                     assert (x == data(2, count, "f8", 1)).all() and untouched(around)
     longest = max(len(plan.requests) for plan in communicator._plans.values())
     assert longest > 50, "the slices were cut"
+    communicator.release()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_explain_of_what_only_moves_depends_on_bytes_alone(communicator, ranks):
+    for operation in ("allgather", "alltoall", "broadcast", "gather", "scatter"):
+        for count in (1_000, 100_000):
+            as_bytes = communicator.explain(operation, count, "u1").partition(":")[2]
+            for dtype in ("i1", "?", "f2", "f4"):
+                n = count // np.dtype(dtype).itemsize
+                assert communicator.explain(operation, n, dtype).partition(":")[2] == as_bytes, (operation, dtype)
+
+
+@pytest.mark.mpi(ranks=[3])
+def test_an_array_that_one_node_cannot_have_no_node_has(comm, monkeypatch):
+    """Each node would choose its algorithms by the arrays that it has."""
+    from collectives import Communicator
+    from collectives.running import planner
+
+    monkeypatch.setattr(planner, "same_node", lambda comm: comm.Split(comm.Get_rank() // 2))
+    communicator, x = Communicator(comm), np.ones(20_000)
+    with pytest.raises((ValueError, OSError), match=r"ranks disagree|ranks of another node"):
+        communicator.empty(20_000 + (comm.rank == 1))
+    assert not communicator._planner.selection.arrays
+    for count in (20_000, 5_000):
+        x[:count] = 1
+        communicator.Allreduce(None, x[:count])
+        assert (x[:count] == 3).all()
+    shared = communicator.empty(20_000)
+    shared[:] = 1
+    communicator.Allreduce(None, shared)
+    assert (shared == 3).all()
     communicator.release()

@@ -362,3 +362,33 @@ def test_a_mistake_without_words_is_told_by_its_kind(communicator, comm):
     with pytest.raises((AssertionError, ValueError)) as caught:
         communicator.compile(rounds(), x=x)
     assert comm.rank or "rank 1 has a mistake in its schedule: AssertionError" in str(caught.value)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_schedule_in_node_memory_and_another_call_are_refused_on_both_ranks(communicator, comm):
+    x = np.ones(5000)
+    communicator.Allreduce(None, x, algorithm=in_memory)
+    communicator.Allreduce(None, x)
+    for mine, other in (
+        (lambda y: communicator.Allreduce(None, y, algorithm=in_memory), lambda y: communicator.Allreduce(None, y)),
+        (
+            lambda y: communicator.Allreduce(None, y[:40], algorithm=in_memory),
+            lambda y: communicator.Allreduce(None, y, algorithm=in_memory),
+        ),
+    ):
+        y = np.ones(5000)
+        with pytest.raises(ValueError, match="ranks disagree: rank 0 calls allreduce"):
+            (mine if comm.rank == 0 else other)(y)
+        communicator.Allreduce(None, y)
+        assert (y == 2).all()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_barrier_of_ones_own_may_send(communicator, comm):
+    communicator.Barrier(algorithm=collectives.ALGORITHMS["barrier"]["dissemination"].rounds)
+
+
+@pytest.mark.mpi(ranks=[1])
+def test_run_says_which_array_it_counts(comm):
+    with pytest.raises(ValueError, match=r"run: .*x=array"):
+        collectives.run(ring, y=np.ones(3))

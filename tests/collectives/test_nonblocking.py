@@ -393,7 +393,7 @@ def test_a_wait_ends_also_where_another_communicator_has_something_in_flight(com
 
     monkeypatch.setattr(nonblocking, "ALONE", 0.2)
     a, b = Communicator(comm), Communicator(comm)
-    a._planner.limit = b._planner.limit = 0.3
+    a._planner.deadline.seconds = b._planner.deadline.seconds = 0.3
     if comm.rank == 0:
         requests = [each.Iallreduce(MPI.IN_PLACE, np.ones(50_000), algorithm="ring") for each in (a, b)]
         for request in requests:

@@ -131,7 +131,7 @@ def test_requests_that_are_active_freed_or_left_are_refused(comm, ranks):
     assert (y == 2).all()
     request = communicator.Allreduce_init(x, y)
     if comm.rank == 0:
-        communicator._planner.window.flags.limit = 0.2
+        communicator._planner.deadline.seconds = 0.2
         request.Start()
         with pytest.raises(TimeoutError):
             request.Wait()
@@ -165,3 +165,57 @@ def test_a_wait_moves_what_another_communicator_has_begun_since_the_start(comm, 
     other.Wait()
     assert (y == 2).all() and (long == 2).all()
     first.release(), second.release()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_release_refuses_active_requests_before_it_frees_anything(comm):
+    from collectives import Communicator
+
+    communicator = Communicator(comm, watch=60)
+    x, y = np.ones(4), np.empty(4)
+    communicator.Allreduce(x, y, algorithm="shared")
+    request = communicator.Allreduce_init(x, y)
+    request.Start()
+    communicator.Barrier(algorithm="dissemination")  # behind it the run is done
+    before = communicator._watchdog, dict(communicator._observed), dict(communicator._cache)
+    with pytest.raises(RuntimeError, match="1 persistent collective"):
+        communicator.release()
+    assert (communicator._watchdog, communicator._observed, dict(communicator._cache)) == before
+    request.Wait()
+    assert (y == 2).all()
+    communicator.release()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_release_after_an_abort_ends_what_is_in_flight(comm):
+    from collectives import Communicator
+
+    communicator = Communicator(comm)
+    arrays = [np.ones(3000) for _ in range(4)]
+    communicator.Allreduce(None, arrays[0], algorithm="shared")
+    persistent = communicator.Allreduce_init(None, arrays[3])
+    if comm.rank == 0:
+        communicator._planner.deadline.seconds = 0.3
+        requests = [communicator.Iallreduce(None, x) for x in arrays[:3]]
+        persistent.Start()
+        with pytest.raises(TimeoutError):
+            requests[0].Wait()
+    comm.Barrier()
+    communicator.release()
+    communicator.Allreduce(None, x := np.ones(3000))
+    assert (x == 2).all()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_what_ranks_agreed_on_is_not_asked_of_a_later_call(comm):
+    """A nonblocking call that was refused, or is the library's, left its question to the next one."""
+    from collectives import Communicator
+
+    communicator = Communicator(comm, debug=True)
+    with pytest.raises(ValueError, match="elements"):
+        communicator.Iallreduce(np.ones(3), np.ones(4))
+    communicator.Barrier()
+    assert communicator._queue.agreed is None
+    communicator.Iallreduce(np.ones(3), np.ones(3), algorithm="native").Wait()
+    assert communicator._queue.agreed is None
+    communicator.release()

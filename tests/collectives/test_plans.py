@@ -179,7 +179,7 @@ def test_a_call_in_node_memory_that_is_left_is_the_last_on_every_rank(comm, rank
     communicator.Allreduce(MPI.IN_PLACE, x)
     cause = "TimeoutError: rank 0 has waited .* ranks 1, 2 of 3 did not come"
     if rank == 0 and how == "timeout":
-        communicator._planner.window.flags.limit = 0.2
+        communicator._planner.deadline.seconds = 0.2
         with pytest.raises(TimeoutError):
             communicator.Allreduce(MPI.IN_PLACE, x)
     if rank == 0 and how == "interrupt":
@@ -220,7 +220,7 @@ def test_ranks_that_wait_for_messages_see_that_another_has_aborted(comm, ranks, 
     communicator.Allreduce(MPI.IN_PLACE, x)  # in node memory
     comm.barrier()
     if comm.rank == 0:
-        communicator._planner.window.flags.limit = 0.2
+        communicator._planner.deadline.seconds = 0.2
         with pytest.raises(TimeoutError):
             communicator.Allreduce(MPI.IN_PLACE, x)
     else:

@@ -214,7 +214,7 @@ def test_time_in_which_a_rank_stood_still_does_not_count(comm, monkeypatch):
     answering.join()
     communicator.release()
     assert len(looks) > 8, "a second for each"
-    clock = awake.Awake(most=3)
+    clock = awake.Awake(largest_step=3)
     for moved, now in ((0.5, 0.5), (2, 2.5), (100, 5.5), (0, 5.5)):
         passed[0] += moved
         assert clock.now() == now

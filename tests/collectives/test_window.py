@@ -495,10 +495,10 @@ def test_memory_of_a_communicator_waits_as_long_as_its_watchdog(comm, monkeypatc
             monkeypatch.setenv("RINGPROP_WATCH", environment)
         communicator = Communicator(comm, **given)
         x = communicator.empty(9000)
-        assert communicator._planner.window.flags.limit == limit, given
+        assert communicator._planner.deadline.seconds == limit, given
         communicator.Allreduce(None, x)
         for made in (communicator.Dup(), communicator.Split(), communicator.Clone()):
-            assert made._planner.limit == limit, given
+            assert made._planner.deadline.seconds == limit, given
             made.Free()
         communicator.release()
 
@@ -514,7 +514,7 @@ def test_the_first_call_in_node_memory_waits_no_longer_than_others(comm):
         lambda communicator: communicator.empty(9),
     ):
         communicator = Communicator(comm)
-        communicator._planner.limit = 0.3
+        communicator._planner.deadline.seconds = 0.3
         if comm.rank == 0:
             with pytest.raises(TimeoutError, match=r"rank 0 has waited 0.3 s for the other ranks of its node"):
                 make(communicator)
@@ -575,3 +575,31 @@ def test_memory_that_a_rank_does_not_come_to_map_ends_in_time(comm, monkeypatch)
     with pytest.raises(error, match="making memory that all ranks see: rank 1 of 2 did not come"):
         shared.common(1000)
         shared.flags.barrier("what comes next")  # the late rank may have had what the other had sent already
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_rank_that_comes_late_to_the_first_call_in_node_memory_gives_up_too(comm):
+    """The other one had given up: its barrier counted for the late rank, which then waited inside MPI without end."""
+    from collectives import Communicator
+
+    communicator = Communicator(comm)
+    communicator._planner.deadline.seconds = 0.5
+    if comm.rank == 1:
+        time.sleep(1.5)
+    with pytest.raises(TimeoutError, match="node"):
+        communicator.Allreduce(None, np.ones(9000), algorithm="shared")
+    comm.Barrier()
+    if comm.rank == 0:
+        communicator._planner.node.Ibarrier().Wait()  # so that nothing is in flight as MPI ends
+
+
+@pytest.mark.mpi(ranks=2)
+@pytest.mark.parametrize("make", ["empty", "common"])
+def test_a_rank_that_makes_an_array_and_one_that_calls_a_collective_both_learn_of_it(window, comm, make):
+    x = np.ones(9000)
+    with pytest.raises(ValueError, match=rf"ranks disagree: rank 0 calls {make}\(.*, rank 1 calls allreduce\("):
+        getattr(window, make)(9000) if comm.rank == 0 else window.allreduce(None, x)()
+    window.allreduce(None, x)()
+    assert (x == 2).all()
+    with pytest.raises(ValueError, match="ranks disagree"):
+        getattr(window, make)(9000 + comm.rank)

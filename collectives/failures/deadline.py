@@ -1,0 +1,42 @@
+"""When a rank gives up waiting for others: the loop of every wait that lasts, by messages and in shared memory."""
+
+import os
+import time
+from collections.abc import Callable
+
+from collectives.failures.awake import Awake
+from collectives.progress import advance_all, in_flight
+
+
+class Deadline:
+    """How long the ranks of a communicator wait for each other: one object, so that a change holds for every wait.
+
+    Parameters
+    ----------
+    seconds : float
+    """
+
+    def __init__(self, seconds: float = 300.0):
+        self.seconds = seconds
+
+    def wait(self, done: Callable[[], bool], meanwhile: Callable[[], object], late: Callable[[float], object]) -> None:
+        """Return when done() is true. Yield the core, and advance what is in flight.
+
+        Parameters
+        ----------
+        meanwhile : called now and then; may raise
+        late : called with the seconds waited, again and again once they are too many; may raise
+        """
+        clock, looks = Awake(), 0
+        while not done():
+            os.sched_yield()
+            looks += 1
+            if looks % 32 == 0:
+                meanwhile()
+                if in_flight:
+                    advance_all()
+                waited = clock.now()
+                if waited > 0.05:
+                    time.sleep(50e-6)
+                if waited > self.seconds:
+                    late(waited)
