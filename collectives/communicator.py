@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from functools import partial, wraps
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -29,7 +29,7 @@ from collectives.failures.aborted import Aborted, cause_of
 from collectives.failures.agreement import Agreement, describe_call
 from collectives.failures.job_end import abort_on_exit, finalize_timeout
 from collectives.failures.revocation import register, unregister
-from collectives.failures.watchdog import COLLECTIVE, PEER, Watchdog, counting
+from collectives.failures.watchdog import PEER, Watchdog, counting
 from collectives.node_memory.files import unlink_library_memory
 from collectives.node_memory.plans import SMALL_BYTES, SMALL_PRIVATE_BYTES
 from collectives.node_memory.reduction import libraries_differ
@@ -44,25 +44,40 @@ from collectives.running.planner import Planner
 
 MARGIN = 10.0  # seconds after the watchdog that memory, and MPI's end, give up: they know less of who waits for whom
 Algorithm = str | Callable | None  # of a call: a name, a generator function (rank, size, count, ...) of rounds, or auto
-# What plans a collective -> the name of its method, here and in the library, and of its operation in ALGORITHMS.
+
+
+class Planned(NamedTuple):
+    """What a planning function plans.
+
+    method : the name of its method, here and in the library
+    operation : in ALGORITHMS
+    blocks : which of "send" and "recv", the latter if in place, has a block for each rank, where no counts say it
+    """
+
+    method: str
+    operation: str
+    blocks: tuple[str, ...] = ()
+
+
 PLANNED_BY = {
-    plan_moves.barrier: ("Barrier", "barrier"),
-    plan_moves.broadcast: ("Bcast", "broadcast"),
-    plan_moves.scatter: ("Scatter", "scatter"),
-    plan_moves.scatterv: ("Scatterv", "scatter"),
-    plan_moves.gather: ("Gather", "gather"),
-    plan_moves.gatherv: ("Gatherv", "gather"),
-    plan_moves.allgather: ("Allgather", "allgather"),
-    plan_moves.allgatherv: ("Allgatherv", "allgather"),
-    plan_moves.alltoall: ("Alltoall", "alltoall"),
-    plan_moves.alltoallv: ("Alltoallv", "alltoall"),
-    plan_reductions.reduce: ("Reduce", "reduce"),
-    plan_reductions.allreduce: ("Allreduce", "allreduce"),
-    plan_reductions.reduce_scatter: ("Reduce_scatter", "reduce_scatter"),
-    plan_reductions.reduce_scatter_block: ("Reduce_scatter_block", "reduce_scatter"),
-    plan_reductions.scan: ("Scan", "scan"),
-    plan_reductions.exscan: ("Exscan", "exscan"),
+    plan_moves.barrier: Planned("Barrier", "barrier"),
+    plan_moves.broadcast: Planned("Bcast", "broadcast"),
+    plan_moves.scatter: Planned("Scatter", "scatter", ("send",)),
+    plan_moves.scatterv: Planned("Scatterv", "scatter"),
+    plan_moves.gather: Planned("Gather", "gather", ("recv",)),
+    plan_moves.gatherv: Planned("Gatherv", "gather"),
+    plan_moves.allgather: Planned("Allgather", "allgather", ("recv",)),
+    plan_moves.allgatherv: Planned("Allgatherv", "allgather"),
+    plan_moves.alltoall: Planned("Alltoall", "alltoall", ("send", "recv")),
+    plan_moves.alltoallv: Planned("Alltoallv", "alltoall"),
+    plan_reductions.reduce: Planned("Reduce", "reduce"),
+    plan_reductions.allreduce: Planned("Allreduce", "allreduce"),
+    plan_reductions.reduce_scatter: Planned("Reduce_scatter", "reduce_scatter"),
+    plan_reductions.reduce_scatter_block: Planned("Reduce_scatter_block", "reduce_scatter", ("send", "recv")),
+    plan_reductions.scan: Planned("Scan", "scan"),
+    plan_reductions.exscan: Planned("Exscan", "exscan"),
 }
+BLOCKS = {planned.method: planned.blocks for planned in PLANNED_BY.values()}
 
 
 def persistent_form(blocking: Callable, build: Callable) -> Callable[..., Any]:
@@ -259,7 +274,7 @@ class Communicator(MPI.Intracomm):
             on every rank, with what two of them call and where
         """
         try:
-            must_agree = describe_call(name, method, self, args, kwargs, in_words)
+            must_agree = describe_call(name, method, self, args, kwargs, in_words, BLOCKS)
         except (ValueError, TypeError, BufferError) as error:
             must_agree = f"{name} with a mistake: {error}"
         if not name.startswith("I"):
@@ -344,7 +359,7 @@ class Communicator(MPI.Intracomm):
                 self._queue.finish()  # what was in flight has failed: each ends at once, with that error
             elif active := [request for request in self._persistents if request.active]:
                 raise RuntimeError(f"{len(active)} persistent collective(s) are active: Wait for them first")
-            self._queue.close()
+            self._queue.refuse_in_flight()
             if self._observed:
                 if self._watchdog is not None:
                     self._watchdog.stop()
@@ -417,8 +432,8 @@ class Communicator(MPI.Intracomm):
         schedule is compiled in one step. The third is that of a call that has been seen before.
         """
         reason, schedules = self._explanation(operation, count, dtype, op, algorithm)
-        build, method = next((build, names[0]) for build, names in PLANNED_BY.items() if names[1] == operation)
-        path = [f"communicator.py {method}", "running/plan_cache.py", file_of(build), "running/buffers.py"]
+        build, planned = next(item for item in PLANNED_BY.items() if item[1].operation == operation)
+        path = [f"communicator.py {planned.method}", "running/plan_cache.py", file_of(build), "running/buffers.py"]
         path.append("choosing/selection.py")
         if not schedules:
             return f"{reason}\n  {' -> '.join([*path, 'the MPI library'])}"
@@ -446,7 +461,7 @@ class Communicator(MPI.Intracomm):
         if callable(requested):
             return f"{title}: {getattr(requested, '__name__', requested)}, because requested", [requested]
         call = Call(operation, count * dtype.itemsize)
-        method = next(method for method, name in PLANNED_BY.values() if name == operation)
+        method = next(planned.method for planned in PLANNED_BY.values() if planned.operation == operation)
         if "op" in inspect.signature(getattr(Communicator, method)).parameters:  # else elements travel as bytes
             properties = {"shareable": can_share(op, dtype), "numpy": libraries_differ(op, dtype)}
             call = call._replace(float16=dtype == np.float16, ordered=not op.Is_commutative(), **properties)
@@ -561,7 +576,7 @@ class Communicator(MPI.Intracomm):
         key = fingerprint(build, algorithm, key_args, buffers) if keep else None
         plan = self._plans.get(key) or self._new(key, build, algorithm, key_args, buffers)
         if plan is NATIVE:
-            return getattr(MPI.Intracomm, PLANNED_BY[build][0])(self, *buffers, *key_args)
+            return getattr(MPI.Intracomm, PLANNED_BY[build].method)(self, *buffers, *key_args)
         if key is not None:
             return plan()
         try:
@@ -574,7 +589,7 @@ class Communicator(MPI.Intracomm):
         self._prepared()
         if self._broken:
             raise Aborted(self._broken)
-        requested = self._planner.selection.requested(PLANNED_BY[build][1], algorithm)
+        requested = self._planner.selection.requested(PLANNED_BY[build].operation, algorithm)
         native = requested == "native" or any(map(for_library, buffers))
         plan = NATIVE if native else build(self._planner, *buffers, *key_args, requested)
         if key is not None and (plan is not NATIVE or lasting((*buffers, *key_args))):
@@ -587,7 +602,7 @@ class Communicator(MPI.Intracomm):
     def _start(self, build, algorithm, key_args, *buffers, keep=True):
         """Start the nonblocking form of a collective, ours or the library's."""
         self._prepared()
-        name, operation = PLANNED_BY[build]
+        name, operation, _ = PLANNED_BY[build]
         self._planner.may_wait = False
         try:
             requested = self._planner.requested_in_flight(operation, algorithm)
@@ -620,7 +635,7 @@ class Communicator(MPI.Intracomm):
         self._prepared()
         if build is plan_reductions.reduce_scatter:
             key_args = self._recvcounts(key_args[0], buffers[1]), *key_args[1:]
-        name, operation = PLANNED_BY[build]
+        name, operation, _ = PLANNED_BY[build]
         requested = self._planner.requested_in_flight(operation, algorithm)
         plan = self._after_pending(self._new, None, build, requested, key_args, buffers)
         if plan is NATIVE:
@@ -749,8 +764,9 @@ class Communicator(MPI.Intracomm):
 
 # That of __new__ hides the keywords from whoever asks inspect, and from the pages of the API.
 Communicator.__signature__ = inspect.Signature(list(inspect.signature(Communicator.__init__).parameters.values())[1:])
-for build, (name, _) in PLANNED_BY.items():  # Barrier_init, Bcast_init, ... Exscan_init
-    setattr(Communicator, f"{name}_init", persistent_form(getattr(Communicator, name), build))
+for build, planned in PLANNED_BY.items():  # Barrier_init, Bcast_init, ... Exscan_init
+    blocking = getattr(Communicator, planned.method)
+    setattr(Communicator, f"{planned.method}_init", persistent_form(blocking, build))
 
 
 def file_of(function: Callable) -> str:
@@ -819,3 +835,8 @@ LIBRARY = "Alltoallw Create Split_type Create_cart Create_graph Create_dist_grap
 OF_OBJECTS = "allgather allreduce alltoall barrier bcast exscan gather reduce scan scatter"
 for name in (*LIBRARY.split(), *OF_OBJECTS.split()):
     setattr(Communicator, name, after_pending(name))
+
+ELSEWHERE = {"explain", "progress", "Create_group", "Free", "release"}  # wait for no rank, or not for all, or end it
+COLLECTIVE = [
+    name for name, value in vars(Communicator).items() if callable(value) and name[0] != "_" and name not in ELSEWHERE
+]

@@ -35,14 +35,15 @@ def advance_all() -> None:
 
 
 class ProgressThread:
-    """A thread that advances what is in flight while this process is in calls of the library."""
+    """A thread that advances what is in flight while someone has acquired it: calls of the library, progress=True."""
 
     def __init__(self):
         self.calls, self.lock = 0, threading.Lock()
         self.wanted = threading.Event()
         self.thread, self.closed = None, False
 
-    def __enter__(self):
+    def acquire(self) -> None:
+        """Let the thread look every 0.2 ms, until `release` is called as often."""
         with self.lock:
             self.calls += 1
             if self.thread is None:
@@ -51,11 +52,17 @@ class ProgressThread:
                 self.thread.start()
             self.wanted.set()
 
-    def __exit__(self, *_):
+    def release(self) -> None:
         with self.lock:
             self.calls -= 1
             if not self.calls and not self.closed:
                 self.wanted.clear()
+
+    def __enter__(self):
+        self.acquire()
+
+    def __exit__(self, *_):
+        self.release()
 
     def _run(self):
         while self.wanted.wait() and not self.closed:

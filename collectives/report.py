@@ -174,8 +174,8 @@ def check(
     True
     """
     operation = operation or operation_of(algorithm)
-    if operation != "barrier" and operation not in OPERATIONS:
-        raise ValueError(f"no operation {operation!r}: there are barrier, {', '.join(OPERATIONS)}")
+    if operation not in OPERATIONS:
+        raise ValueError(f"no operation {operation!r}: there are {', '.join(OPERATIONS)}")
     ranks = [ranks] if isinstance(ranks, int) else list(ranks)
     if not ranks or min(ranks) < 1:
         raise ValueError(f"ranks: expected numbers of ranks, each at least 1, given {ranks}")
@@ -184,7 +184,7 @@ def check(
         raise ValueError(f"counts: expected numbers of elements, each at least 0, given {counts}")
     rounds = read(getattr(algorithm, "rounds", algorithm))[1]
     report = Report(rounds, operation)
-    has_root = operation != "barrier" and OPERATIONS[operation].rooted
+    has_root = OPERATIONS[operation].rooted
     any_root = has_root and "root" in inspect.signature(rounds).parameters
     called = rounds if any_root or not has_root else lambda *given, root, **more: rounds(*given, **more)
     asked_root = options.pop("root", None) if has_root else None

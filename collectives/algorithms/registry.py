@@ -97,21 +97,37 @@ class Algorithm(NamedTuple):
 
 
 RESERVED = "auto", "schedule", "messages", "native"  # what a call may request other than the name of an algorithm
-# operation -> parameters of its schedules after rank, size and count or blocks (a barrier has neither)
-PARAMETERS: dict[str, tuple[str, ...]] = {
-    "allgather": (),
-    "allreduce": (),
-    "alltoall": ("into",),
-    "barrier": (),
-    "broadcast": ("root",),
-    "exscan": (),
-    "gather": ("root",),
-    "reduce": ("root",),
-    "reduce_scatter": (),
-    "scan": (),
-    "scatter": ("root",),
+
+
+class Collective(NamedTuple):
+    """What all algorithms of an operation have in common.
+
+    Attributes
+    ----------
+    traffic : function (units, outside) -> factor of n beta that some unit must at least send or receive, n being the
+        whole vector (Chan, Heimlich, Purkayastha, van de Geijn 2007, table 1). Units are ranks, or nodes; `outside` is
+        the share of the ranks outside of one unit
+    parameters : of the schedules after rank, size and count or blocks (a barrier has neither)
+    """
+
+    traffic: Callable[[int, float], float]
+    parameters: tuple[str, ...] = ()
+
+
+COLLECTIVES = {
+    "allgather": Collective(lambda units, outside: outside),
+    "allreduce": Collective(lambda units, outside: 2 * (units - 1) / units),
+    "alltoall": Collective(lambda units, outside: outside, ("into",)),
+    "barrier": Collective(lambda units, outside: 0.0),
+    "broadcast": Collective(lambda units, outside: 1.0, ("root",)),
+    "exscan": Collective(lambda units, outside: 1.0),
+    "gather": Collective(lambda units, outside: outside, ("root",)),
+    "reduce": Collective(lambda units, outside: 1.0, ("root",)),
+    "reduce_scatter": Collective(lambda units, outside: outside),
+    "scan": Collective(lambda units, outside: 1.0),
+    "scatter": Collective(lambda units, outside: outside, ("root",)),
 }
-ALGORITHMS: dict[str, dict[str, Algorithm]] = {operation: {} for operation in PARAMETERS}
+ALGORITHMS: dict[str, dict[str, Algorithm]] = {operation: {} for operation in COLLECTIVES}
 
 
 def algorithm(
@@ -131,8 +147,8 @@ def algorithm(
     TypeError
         Needs that are none; a function without a parameter that every call gives it, or that its needs name.
     """
-    if operation not in PARAMETERS:
-        raise ValueError(f"no operation {operation!r}: expected one of {', '.join(PARAMETERS)}")
+    if operation not in COLLECTIVES:
+        raise ValueError(f"no operation {operation!r}: expected one of {', '.join(COLLECTIVES)}")
     needs = frozenset((needs,) if isinstance(needs, str | Need) else needs)
     if wrong := [need for need in needs if not isinstance(need, Need)]:
         raise TypeError(f"needs: expected values of Need, such as {{Need.COMMUTATIVE}}, not {wrong[0]!r}")
@@ -144,7 +160,8 @@ def algorithm(
         entries, parameters = ALGORITHMS[operation], signature(rounds).parameters
         if name in entries:
             raise ValueError(f"{operation} already has an algorithm {name!r}; choose another name")
-        needed = *PARAMETERS[operation], *(word for need, word in ((NODES, "nodes"), (DIMS, "dims")) if need in needs)
+        by_need = (word for need, word in ((NODES, "nodes"), (DIMS, "dims")) if need in needs)
+        needed = *COLLECTIVES[operation].parameters, *by_need
         if missing := [word for word in needed if word not in parameters]:
             raise TypeError(
                 f"{operation}, {name}: expected a parameter {missing[0]!r} after {', '.join(parameters)}: calls of "

@@ -36,11 +36,12 @@ def total(count, size):
 class Operation(NamedTuple):
     """The buffers of a rank before, and which elements of them must hold what after.
 
-    before(rank, size, count, root) -> {name: values}; after(...) -> (name, lo, values), or None for no demand.
+    before(rank, size, count, root) -> {name: values}; after(...) -> (name, lo, values), or None for no demand. A
+    barrier has no buffers, and neither of them: `prove_barrier`.
     """
 
-    before: Callable
-    after: Callable
+    before: Callable | None
+    after: Callable | None
     rooted: bool = False
     blocked: bool = False  # count may be a list of blocks
 
@@ -111,6 +112,7 @@ OPERATIONS = {
         lambda r, p, n, root: ("y", 0, [v for q in range(p) for v in held(q, *blocks(n, p)(r))]),
     ),
     "scan": Operation(all_elements, lambda r, p, n, root: ("x", 0, summed(range(r + 1), n))),
+    "barrier": Operation(None, None),
     "exscan": Operation(all_elements, lambda r, p, n, root: ("x", 0, summed(range(r) if r else [0], n))),
 }
 
@@ -145,9 +147,9 @@ def prove(
     ScheduleError
         that names the first wrong element, who is missing from it and who is twice in it, or the broken rule
     """
-    if operation == "barrier":
-        return prove_barrier(rounds, size, synchronous)
     define = OPERATIONS[operation] if isinstance(operation, str) else operation
+    if define.before is None:
+        return prove_barrier(rounds, size, synchronous)
     if define.rooted:
         options["root"] = root
     buffers = [define.before(r, size, count, root) for r in range(size)]

@@ -61,10 +61,11 @@ def absent(spec) -> bool:
     return spec is None or spec is MPI.IN_PLACE
 
 
-def describe_call(name, method, communicator, args, kwargs, in_words) -> str:
+def describe_call(name, method, communicator, args, kwargs, in_words, blocks) -> str:
     """Return what all ranks must say alike of a call: operation, elements, datatype, op, root and algorithm.
 
-    `in_words(buffer, parts)` says how many elements of what a buffer has.
+    `in_words(buffer, parts)` says how many elements of what a buffer has; `blocks` has by the name of the blocking
+    method which of its buffers, "send" or "recv", hold a block for each rank.
     """
     if name[0].islower() or name == "Alltoallw":
         return name
@@ -73,17 +74,12 @@ def describe_call(name, method, communicator, args, kwargs, in_words) -> str:
     bound.apply_defaults()
     values = bound.arguments
     words = []
-    size, rank = communicator.Get_size(), communicator.Get_rank()
     if not blocking.endswith("v"):
-        send, recv = values.get("sendbuf", values.get("buf")), values.get("recvbuf")
-        own, parts = send, size if blocking in ("Alltoall", "Reduce_scatter_block") else 1
-        if blocking == "Scatter":
-            own = recv if not absent(recv) else send
-            parts = size if own is send and rank == values["root"] else 1
-        elif absent(send):
-            own, parts = recv, size if blocking in ("Allgather", "Gather", "Alltoall", "Reduce_scatter_block") else 1
-        if own is not None:
-            words.append(in_words(own, parts))
+        buffers = {"send": values.get("sendbuf", values.get("buf")), "recv": values.get("recvbuf")}
+        in_blocks = blocks.get(blocking, ())
+        by_blocks = sorted(buffers, key=lambda side: side in in_blocks)  # first one of which all ranks have their own
+        if (side := next((side for side in by_blocks if not absent(buffers[side])), None)) is not None:
+            words.append(in_words(buffers[side], communicator.Get_size() if side in in_blocks else 1))
     if "op" in values:
         words.append(describe(values["op"]))
     if "root" in values:

@@ -33,20 +33,6 @@ LOOK = 0.1  # seconds between two looks at the main thread
 ANSWER = 2.0  # seconds that others get to answer
 QUESTION, REPLY = 1, 2  # tags
 
-# fmt: off
-PLANNED = (
-    "Barrier", "Bcast", "Scatter", "Scatterv", "Gather", "Gatherv", "Allgather", "Allgatherv", "Alltoall",
-    "Alltoallv", "Reduce", "Allreduce", "Reduce_scatter", "Reduce_scatter_block", "Scan", "Exscan",
-)
-COLLECTIVE = (
-    *PLANNED, *(f"{name}_init" for name in PLANNED), "Alltoallw",
-    "Ibcast", "Iallreduce", "Iallgather", "Ialltoallv", "Ireduce_scatter", "Ireduce_scatter_block",
-    "compile", "Run", "Irun", "empty",
-    "Dup", "Clone", "Split", "Split_type", "Create", "Create_cart", "Create_graph", "Create_dist_graph",
-    "Create_dist_graph_adjacent",
-    "barrier", "bcast", "scatter", "gather", "allgather", "alltoall", "reduce", "allreduce", "scan", "exscan",
-)
-# fmt: on
 # Calls that wait for a peer: name -> (its parameter, its place).
 PEER = {
     "Send": ("dest", 1),
@@ -81,7 +67,7 @@ def describe(value) -> str:
 
 def counting(name: str, method: Callable, calls: Calls, agree: Callable | None = None) -> Callable:
     """Return a method that registers its calls; `agree(name, method, args, kwargs)` precedes each collective."""
-    collective = name in COLLECTIVE
+    collective = name not in PEER
 
     def call(*args, **kwargs):
         if calls.current is not None:  # a call within a call

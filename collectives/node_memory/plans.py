@@ -9,7 +9,7 @@ all ranks give the same part of a shared array, or none does.
 """
 
 import weakref
-from functools import lru_cache, partial
+from functools import partial
 from inspect import signature
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from collectives.algorithms import shared
 from collectives.executor.plan import Plan
-from collectives.executor.program import Program
+from collectives.executor.program import Program, Programs
 from collectives.node_memory.barriers import barrier_of, first_barrier, split_barrier_of
 from collectives.node_memory.reduction import operation, sum_into
 from collectives.steps import SLOTS, chunk
@@ -28,6 +28,7 @@ SLOT_BYTES = 1 << 19  # bytes of each of a rank's two slots: a segment
 SMALL_BYTES = 1 << 13  # bytes of a vector that every rank sums itself
 SMALL_PRIVATE_BYTES = 1 << 14  # the same for an allreduce of private arrays
 LINE_BYTES = 64  # bytes: ranks work on different cache lines
+PROGRAMS = Programs()  # of all windows
 
 
 # ----------------------------------------------------------------------------------------------- the collectives
@@ -202,7 +203,8 @@ def bind(window, description, schedule, count, arrays, op=None, peers=None, plan
     dtype = np.dtype(np.uint8) if array is None else array.dtype
     options |= {"slot": SLOT_BYTES // dtype.itemsize, "line": max(1, LINE_BYTES // dtype.itemsize)}
     round_once = dtype == np.float16
-    program = compiled(schedule, ranks[window.rank], size, count, round_once, tuple(options.items()))
+    key = schedule, ranks[window.rank], size, count, round_once, *options.items()
+    program = PROGRAMS.of(key, partial(compiled, schedule, ranks[window.rank], size, count, round_once, options))
     buffers = {name: MPI.buffer(array) for name, array in arrays.items() if array is not None}
     for name, both in zip(SLOTS, zip(*window.slots, strict=True), strict=True):
         buffers |= {(name, rank): MPI.buffer(slot) for rank, slot in zip(ranks, both, strict=True)}
@@ -228,12 +230,11 @@ def bind(window, description, schedule, count, arrays, op=None, peers=None, plan
     )
 
 
-@lru_cache(maxsize=256)
 def compiled(schedule, rank, size, count, round_once, options) -> Program:
     """Return a rank's program of a schedule, which is given those of the options that it takes."""
     parameters = signature(schedule).parameters
     counted = () if count is None else (count,)
-    passed = {name: value for name, value in options if name in parameters}
+    passed = {name: value for name, value in options.items() if name in parameters}
     return Program(schedule(rank, size, *counted, **passed), rank, round_once=round_once, fused=True)
 
 

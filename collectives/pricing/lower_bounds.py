@@ -5,26 +5,11 @@ import math
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 
+from collectives.algorithms.registry import COLLECTIVES
 from collectives.pricing.networks import Network, find_network
 from collectives.pricing.topology import Topology
 
 CUT = ("allgather", "reduce_scatter", "allreduce")  # bounded by cuts of a topology
-
-# Factor of n beta that some unit must at least send or receive, n being the whole vector (Chan, Heimlich, Purkayastha,
-# van de Geijn 2007, table 1). Units are ranks, or nodes; `outside` is the share of the ranks outside of one unit.
-_TRAFFIC = {
-    "broadcast": lambda units, outside: 1.0,
-    "reduce": lambda units, outside: 1.0,
-    "scatter": lambda units, outside: outside,
-    "gather": lambda units, outside: outside,
-    "allgather": lambda units, outside: outside,
-    "reduce_scatter": lambda units, outside: outside,
-    "alltoall": lambda units, outside: outside,
-    "allreduce": lambda units, outside: 2 * (units - 1) / units,
-    "scan": lambda units, outside: 1.0,
-    "exscan": lambda units, outside: 1.0,
-    "barrier": lambda units, outside: 0.0,
-}
 
 
 def lower_bound(op: str, p: int, n: float, network: Network) -> float:
@@ -49,13 +34,14 @@ def lower_bound(op: str, p: int, n: float, network: Network) -> float:
     ValueError
         The operation is not known.
     """
-    if op not in _TRAFFIC:
-        raise ValueError(f"no lower bound for {op!r}: known are {', '.join(_TRAFFIC)}")
+    if op not in COLLECTIVES:
+        raise ValueError(f"no lower bound for {op!r}: known are {', '.join(COLLECTIVES)}")
+    traffic = COLLECTIVES[op].traffic
     if p == 1:
         return 0.0
     if network.topology:
         fastest = max(network.topology.host_bandwidths)
-        per_byte = _TRAFFIC[op](p, (p - 1) / p) / fastest
+        per_byte = traffic(p, (p - 1) / p) / fastest
         if op in CUT and len(network.nodes_of(p)) == len(set(network.nodes_of(p))):
             per_byte = max(per_byte, bandwidth_bound(network, op, p))
         return max(network.between.overhead * 2 + network.latency_of(p), per_byte * n)
@@ -64,8 +50,8 @@ def lower_bound(op: str, p: int, n: float, network: Network) -> float:
     hops = lambda k: math.ceil(math.log2(k))
     if nodes == 1 or g == 1:
         link = network.inside if nodes == 1 else network.between
-        return max(hops(p) * link.alpha, _TRAFFIC[op](p, (p - 1) / p) * n * link.beta)
-    volume = _TRAFFIC[op](nodes, (p - g) / p) * n
+        return max(hops(p) * link.alpha, traffic(p, (p - 1) / p) * n * link.beta)
+    volume = traffic(nodes, (p - g) / p) * n
     if op == "alltoall":  # n is what one rank sends; all ranks of a node send through one port
         volume *= g
     # The g ranks of a node can tell as many nodes at once: after each message 1 + g times as many nodes know.

@@ -43,7 +43,7 @@ from collectives.executor.plan import Disagreement
 from collectives.failures.aborted import Aborted
 from collectives.failures.awake import Awake
 from collectives.failures.watchdog import describe
-from collectives.progress import INTERVAL, Calls, Doing, in_flight, outside, where
+from collectives.progress import Calls, Doing, in_flight, outside, where
 
 PATIENCE = 5.0  # seconds that the other ranks get to do their part when the program ends
 ALONE = 5.0  # seconds that a Wait only looks where other communicators have something in flight too
@@ -281,9 +281,7 @@ class Queue:
         self.progress, self.refuse_aborted = thread, refuse_aborted
         self.waiting: deque[Request] = deque()
         self.lock = threading.RLock()
-        self.filled = threading.Event()
-        self.closed = self.inside = False
-        self.thread = None
+        self.inside = False
         self.agreed = None  # of the next collective, in debug mode (agreement.py)
         self.broken = ""  # why none goes on
         self.deferred: list[PersistentRequest] = []  # the one that was started while nothing was in flight, if any
@@ -306,13 +304,11 @@ class Queue:
         with self.lock:
             plan.busy += 1
             self.waiting.append(request)
-            self.filled.set()
             if len(self.waiting) == 1:
                 in_flight.add(self)
+                if self.progress:
+                    progress.thread.acquire()
             self.advance()
-        if self.progress and self.thread is None:
-            self.thread = threading.Thread(target=self._run, name="collectives", daemon=True)
-            self.thread.start()
         return request
 
     def advance(self) -> None:
@@ -352,37 +348,27 @@ class Queue:
         request.done, request.buffers = True, None
         request.release()
         if not self.waiting:
-            self.filled.clear()
-            in_flight.discard(self)
+            self._emptied()
 
-    def _run(self):
-        while not self.closed:
-            self.filled.wait()
-            self.advance()
-            time.sleep(INTERVAL)
+    def _emptied(self):
+        in_flight.discard(self)
+        if self.progress:
+            progress.thread.release()
 
-    def close(self):
-        """End the thread; nothing may be in flight."""
+    def refuse_in_flight(self):
+        """Raise RuntimeError while anything is in flight."""
         self.admit()
         if self.waiting:
             raise RuntimeError(f"{len(self.waiting)} collectives are still in flight: Wait for their requests first")
-        self.stop()
 
     def abandon(self):
         """Leave what is in flight: the communicator was revoked. Its memory is kept, as MPI may still write there."""
-        self.stop()
         with self.lock:
             for request in self.waiting:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
-            self.waiting.clear()
-            in_flight.discard(self)
-
-    def stop(self):
-        """End the thread, whatever is in flight."""
-        self.closed = True
-        self.filled.set()
-        if self.thread is not None:
-            self.thread.join()
+            if self.waiting:
+                self.waiting.clear()
+                self._emptied()
 
 
 # ----------------------------------------------------------------------------------------- the end of the program
@@ -398,9 +384,9 @@ def complete_at_exit() -> None:
 
 def end() -> None:
     """Name what is in flight, give it time to finish, and keep the memory of what does not."""
-    progress.thread.stop()
     for queue in tuple(in_flight):
         queue.admit()
+    progress.thread.stop()
     unfinished = [queue for queue in tuple(in_flight) if queue.waiting]
     if not unfinished:
         return
@@ -420,7 +406,6 @@ def end() -> None:
         progress.advance_all()
         time.sleep(1e-3)
     for queue in unfinished:
-        queue.stop()
         for request in queue.waiting:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))  # for ever: MPI may read and write its memory
     in_flight.clear()

@@ -9,7 +9,7 @@ What is kept from call to call:
 |---|---|---|
 | plans | plan_cache.py, for each communicator | to bind a program takes a microsecond a message |
 | programs | executor/program.py `Programs`, for each communicator | to compile takes up to milliseconds |
-| programs in a node | node_memory/plans.py `compiled` | the same, for all windows |
+| programs in a node | node_memory/plans.py `PROGRAMS`, for all windows | the same |
 | the window | planner.py, one for each communicator | to map memory is collective |
 | facts about datatypes | buffers.py | four calls of MPI, at each new plan |
 | what MPI can reduce | plan_reductions.py `DEFINED` | to find out is to try |

@@ -20,7 +20,7 @@ everyone = pytest.mark.parametrize("operation, entry", ENTRIES, ids=[f"{op}-{e.n
 
 def cases(operation, size):
     """(count, root): many counts and every root of few ranks, one odd case of many."""
-    rooted = operation != "barrier" and OPERATIONS[operation].rooted
+    rooted = OPERATIONS[operation].rooted
     counts = sorted({0, 1, size - 1, size, 2 * size + 1}) if size <= 9 else [2 * size + 1]
     if operation == "alltoall":
         counts = [size * c for c in ((0, 1, 3) if size <= 9 else (1,))]
@@ -271,7 +271,7 @@ def equivalent(operation, entry, mutation):
 )
 def test_every_mutation_is_caught(operation, entry, victims):
     size, count = 5, 15 if operation == "alltoall" else 11
-    options = {"root": 2} if operation != "barrier" and OPERATIONS[operation].rooted else {}
+    options = {"root": 2} if OPERATIONS[operation].rooted else {}
     arguments = () if operation == "barrier" else (count,)
     options |= small_pieces(entry, size)
     tried, survived = 0, []

@@ -79,7 +79,7 @@ def test_blocks_of_other_lengths_every_time(communicator, ranks):
 @pytest.mark.mpi(ranks=[2, 3])
 def test_they_advance_while_the_caller_computes(comm, ranks):
     """Rank 0 only pokes, or does nothing at all where there is a thread; the others wait."""
-    from collectives import Communicator
+    from collectives import Communicator, progress
 
     for thread in (False, True):
         communicator = Communicator(comm, progress=thread)
@@ -96,7 +96,8 @@ def test_they_advance_while_the_caller_computes(comm, ranks):
             request.Wait()
         assert (x == sum(value(r, 0) for r in range(ranks))).all()
         communicator.release()
-    assert not [t for t in threading.enumerate() if t.name == "collectives"], "the thread ends with its communicator"
+        assert not progress.thread.calls and not progress.thread.wanted.is_set(), "the thread looks only while it must"
+    assert [t.name for t in threading.enumerate()].count("progress") == 1
 
 
 @pytest.mark.mpi(ranks=[2])
