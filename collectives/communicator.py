@@ -541,8 +541,8 @@ class Communicator(MPI.Intracomm):
 
         Raises
         ------
-        RuntimeError
-            After a call that was left before its end.
+        Aborted
+            After a call that has ended early.
         """
         self._prepared()
         if self._broken:
@@ -594,8 +594,8 @@ class Communicator(MPI.Intracomm):
         plan = NATIVE if native else build(self._planner, *buffers, *key_args, requested)
         if key is not None and (plan is not NATIVE or lasting((*buffers, *key_args))):
             self._cache.put(key, plan)
-            usual = build is plan_reductions.allreduce and algorithm is None and key_args == (MPI.SUM,)
-            if usual and plan is not NATIVE and buffers[0] is MPI.IN_PLACE and type(buffers[1]) is np.ndarray:
+            in_place_sum = build is plan_reductions.allreduce and algorithm is None and key_args == (MPI.SUM,)
+            if in_place_sum and plan is not NATIVE and buffers[0] is MPI.IN_PLACE and type(buffers[1]) is np.ndarray:
                 self._cache.known.register(buffers[1], plan)  # for a shortcut
         return plan
 

@@ -21,7 +21,7 @@ def read_json(file: str | Path) -> Any:
     Raises
     ------
     OSError
-        There is none, it cannot be read, is no regular file, or is larger than LARGEST.
+        The file is missing, unreadable, not a regular file, or larger than LARGEST.
     ValueError, RecursionError
         It is not JSON.
     """

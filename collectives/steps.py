@@ -232,12 +232,12 @@ def mistake_in(steps: Round) -> str:
         slices = ()
         if type(s) is Compute:
             if wrong := [x for x in (s.reads, s.writes) if not isinstance(x, tuple | list)]:
-                return f"{s!r}: reads and writes are tuples of Slice, and {wrong[0]!r} is none"
+                return f"{s!r}: reads and writes are tuples of Slice, and {wrong[0]!r} is not a Slice"
             if not isinstance(s.seconds, Real) or not 0 <= s.seconds < math.inf:
                 return f"{s!r}: seconds is a number >= 0, not {s.seconds!r}"
             slices = (*s.reads, *s.writes)
         if wrong := [x for x in slices if type(x) is not Slice]:
-            return f"{s!r}: reads and writes are tuples of Slice, and {wrong[0]!r} is none"
+            return f"{s!r}: reads and writes are tuples of Slice, and {wrong[0]!r} is not a Slice"
         if type(s) is Barrier and not isinstance(s.ranks, Sequence | None):
             return f"{s!r}: ranks is a tuple of them, or None for all"
         for x in (s, *slices):
@@ -295,7 +295,7 @@ def overlap(a: Slice, b: Slice) -> bool:
 
 
 def relabel_ranks(rounds: Iterable[Round], ranks: Sequence[int], shift: int = 0) -> Iterable[Round]:
-    """A schedule written for ranks 0, 1, ... on other ranks: i is ranks[i], and x[0] (and y[0]) is x[shift]."""
+    """Return the schedule with rank i replaced by ranks[i], and x[0] (and y[0]) by x[shift]."""
 
     def moved(s):
         by = shift if s.buf in ("x", "y") else 0

@@ -9,12 +9,12 @@ from collectives.steps import Copy, Recv, RecvReduce, Send, blocks
 
 def rounds(size):
     """([(distance, how many blocks before it came, which of them are handed on)], how far each block has come from)."""
-    held, steps = [0], []
+    distances, steps = [0], []
     for bit in reversed(range(log2(size))):
-        handed = [i for i, back in enumerate(held) if back + (1 << bit) < size]
-        steps.append((1 << bit, len(held), handed))
-        held += [held[i] + (1 << bit) for i in handed]
-    return steps, held
+        forwarded = [i for i, back in enumerate(distances) if back + (1 << bit) < size]
+        steps.append((1 << bit, len(distances), forwarded))
+        distances += [distances[i] + (1 << bit) for i in forwarded]
+    return steps, distances
 
 
 def runs(numbers):
@@ -31,12 +31,12 @@ def runs(numbers):
 def layout(rank, size, count):
     """(block function, steps, how far each block has come from, where it begins in "tmp")."""
     block = blocks(count, size)
-    steps, held = rounds(size)
+    steps, distances = rounds(size)
     at = [0]
-    for back in held:
+    for back in distances:
         lo, hi = block((rank - back) % size)
         at.append(at[-1] + hi - lo)
-    return block, steps, held, at
+    return block, steps, distances, at
 
 
 @algorithm("allgather", cost=lambda p, n: Cost(log2(p), n * (p - 1) / p))
@@ -45,13 +45,13 @@ def pat(rank, size, count):
 
     "tmp" holds the blocks in the order in which they come. Where p is no power of two, some rounds need several slices.
     """
-    block, steps, held, at = layout(rank, size, count)
+    block, steps, distances, at = layout(rank, size, count)
     yield (Copy("tmp", 0, at[1], "x", block(rank)[0]),)
-    for far, before, handed in steps:
-        sends = [Send((rank + far) % size, "tmp", at[a], at[b]) for a, b in runs(handed)]
-        into = [(before + handed.index(a), before + handed.index(b - 1) + 1) for a, b in runs(handed)]
+    for far, before, forwarded in steps:
+        sends = [Send((rank + far) % size, "tmp", at[a], at[b]) for a, b in runs(forwarded)]
+        into = [(before + forwarded.index(a), before + forwarded.index(b - 1) + 1) for a, b in runs(forwarded)]
         yield (*sends, *(Recv((rank - far) % size, "tmp", at[a], at[b]) for a, b in into))
-    yield tuple(Copy("x", *block((rank - back) % size), "tmp", at[i]) for i, back in enumerate(held) if back)
+    yield tuple(Copy("x", *block((rank - back) % size), "tmp", at[i]) for i, back in enumerate(distances) if back)
 
 
 @algorithm(
@@ -59,10 +59,10 @@ def pat(rank, size, count):
 )
 def pat_reduce_scatter(rank, size, count):
     """The allgather backwards: ceil(lg p) alpha + (p-1)/p (n beta + n gamma)."""
-    block, steps, held, at = layout(rank, size, count)
-    yield tuple(Copy("tmp", at[i], at[i + 1], "x", block((rank - back) % size)[0]) for i, back in enumerate(held))
-    for far, before, handed in reversed(steps):
-        into = [(before + handed.index(a), before + handed.index(b - 1) + 1) for a, b in runs(handed)]
+    block, steps, distances, at = layout(rank, size, count)
+    yield tuple(Copy("tmp", at[i], at[i + 1], "x", block((rank - back) % size)[0]) for i, back in enumerate(distances))
+    for far, before, forwarded in reversed(steps):
+        into = [(before + forwarded.index(a), before + forwarded.index(b - 1) + 1) for a, b in runs(forwarded)]
         sends = [Send((rank - far) % size, "tmp", at[a], at[b]) for a, b in into]
-        yield (*sends, *(RecvReduce((rank + far) % size, "tmp", at[a], at[b]) for a, b in runs(handed)))
+        yield (*sends, *(RecvReduce((rank + far) % size, "tmp", at[a], at[b]) for a, b in runs(forwarded)))
     yield (Copy("x", *block(rank), "tmp", 0),)

@@ -48,23 +48,23 @@ def fold(rank: int, size: int) -> Fold:
     return Fold(power, surplus, rank // 2 if rank % 2 else None)
 
 
-def on_power_of_two(rank, size, exchange, given, got, receive=RecvReduce):
+def on_power_of_two(rank, size, exchange, send_slice, result_slice, receive=RecvReduce):
     """Run exchange(folded) on the ranks that stand.
 
-    Before it a rank r for which its neighbour stands gives it x[slice(*given(r))], to `receive`; after it r gets
-    x[slice(*got(r))].
+    Before it a rank r for which its neighbour stands sends x[slice(*send_slice(r))] to it, for `receive`; after it r
+    receives x[slice(*result_slice(r))].
     """
     folded = fold(rank, size)
     if folded.number is None:
-        yield (Send(rank + 1, "x", *given(rank)),)
-        yield (Recv(rank + 1, "x", *got(rank)),)
+        yield (Send(rank + 1, "x", *send_slice(rank)),)
+        yield (Recv(rank + 1, "x", *result_slice(rank)),)
         return
     for_two = folded.number < folded.surplus
     if for_two:
-        yield (receive(rank - 1, "x", *given(rank - 1)),)
+        yield (receive(rank - 1, "x", *send_slice(rank - 1)),)
     yield from exchange(folded)
     if for_two:
-        yield (Send(rank - 1, "x", *got(rank - 1)),)
+        yield (Send(rank - 1, "x", *result_slice(rank - 1)),)
 
 
 def halves(folded: Fold, count: int) -> list[tuple[int, int, tuple[int, int], tuple[int, int]]]:

@@ -116,7 +116,7 @@ def small_reduce(rank, size, count, root=0, send="x", epoch=0):
 
 
 def slots_cost(copies):
-    """Of `copies`(p) times n copied on the way."""
+    """Return the cost with `copies`(p) times n copied."""
 
     def cost(p, n):
         k = how_many(n, p * share_of_slot(SLOT_SIZE, p, LINE_SIZE))
@@ -193,7 +193,7 @@ def slots_reduce_scatter(rank, size, count, send="x", recv="x", epoch=0, slot=SL
     """
     block, share = blocks(count, size), share_of_slot(slot, size, line)
     number, segment_of = slots_of_blocks(size, block, share)
-    home = 0 if recv == "x" else block(rank)[0]
+    offset = 0 if recv == "x" else block(rank)[0]
 
     def epoch_of(k):
         name = slots_of(epoch + k)
@@ -204,7 +204,7 @@ def slots_reduce_scatter(rank, size, count, send="x", recv="x", epoch=0, slot=SL
         lo, hi = segment_of(rank, k)
         operands = [(q, name, rank * share) for q in range(size)]
         operands[rank] = None, send, lo
-        return SlotEpoch(put, [*total("sum", hi - lo, operands), (Copy(recv, lo - home, hi - home, "sum", 0),)], [])
+        return SlotEpoch(put, [*total("sum", hi - lo, operands), (Copy(recv, lo - offset, hi - offset, "sum", 0),)], [])
 
     yield from alternate_slots([epoch_of(k) for k in range(number)])
 
@@ -219,7 +219,7 @@ def slots_allgather(rank, size, count, send="x", epoch=0, slot=SLOT_SIZE, line=L
     """Each rank puts its block, the others get it: a barrier a segment, n copied. `send` may hold the block alone."""
     block = blocks(count, size)
     number, segment_of = slots_of_blocks(size, block, slot)
-    home = 0 if send == "x" else block(rank)[0]
+    offset = 0 if send == "x" else block(rank)[0]
 
     def epoch_of(k):
         name, (lo, hi) = slots_of(epoch + k), segment_of(rank, k)
@@ -228,8 +228,8 @@ def slots_allgather(rank, size, count, send="x", epoch=0, slot=SLOT_SIZE, line=L
             a, b = segment_of(q, k)
             get += [Copy("x", a, b, name, 0, of=q)] if q != rank else []
         if send != "x":
-            get.append(Copy("x", lo, hi, send, lo - home))
-        return SlotEpoch([Copy(name, 0, hi - lo, send, lo - home)], [], get)
+            get.append(Copy("x", lo, hi, send, lo - offset))
+        return SlotEpoch([Copy(name, 0, hi - lo, send, lo - offset)], [], get)
 
     yield from alternate_slots([epoch_of(k) for k in range(number)])
 
@@ -287,10 +287,10 @@ def arrays_reduce(rank, size, count, root=0, send="x", epoch=0, slot=SLOT_SIZE, 
 def arrays_reduce_scatter(rank, size, count, send="x", recv="x"):
     """Each rank sums its block of all x: 2 barriers, (p-1)/p n gamma."""
     lo, hi = blocks(count, size)(rank)
-    home = 0 if recv == "x" else lo
+    offset = 0 if recv == "x" else lo
     yield BARRIER
     yield from total("sum", hi - lo, [(q, send, lo) for q in range(size)])
-    yield (Copy(recv, lo - home, hi - home, "sum", 0),)
+    yield (Copy(recv, lo - offset, hi - offset, "sum", 0),)
     yield BARRIER
 
 
@@ -321,7 +321,7 @@ def arrays_broadcast(rank, size, count, root=0):
 
 
 def two_level_cost(p, n):
-    """Of nodes of two ranks, which carry a half each through one link; where p is odd one carries all."""
+    """Return the cost for nodes of two ranks; each carries half of x through one link, or one all."""
     if p == 1:
         return Cost()
     here, carriers = 2, 2 - p % 2

@@ -257,10 +257,10 @@ def simulate(
     >>> collectives.simulate(program, [{"x": [0]}, {"x": [7]}]).buffers
     [{'x': [7]}, {'x': [7]}]
     """
-    return Simulation(program, buffers, synchronous, compute or named, round_once).run(most)
+    return Simulation(program, buffers, synchronous, compute or symbols_of_compute, round_once).run(most)
 
 
-def named(rank: int, step: Compute, values: list[list]) -> list[list]:
+def symbols_of_compute(rank: int, step: Compute, values: list[list]) -> list[list]:
     """Return what a Compute writes, as symbols."""
     return [[((step.name, i),) for i in range(s.lo, s.hi)] for s in step.writes]
 

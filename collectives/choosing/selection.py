@@ -36,14 +36,16 @@ Rows = list[tuple[float, str]]  # (longest message in bytes for which it holds, 
 SHARED = {op for op, entries in ALGORITHMS.items() if any(SHARED_MEMORY in entry.needs for entry in entries.values())}
 
 # One node: measured with two ranks and Open MPI; LIBRARIES has what differs with others. Arrays that ranks share are
-# read where they lie from 8 KiB on: in 0.2 to 0.85 of the library's time (16 KiB ... 64 MiB). Private arrays are
-# reduced through slots. Times as a fraction of the library's, on an AMD EPYC of 2025 and on an Intel Xeon with
-# AVX-512: allreduce 0.57 and 1.07 at 4 MiB, 0.43 and 1.0 at 16 MiB; reduce 0.57 and 0.72 at 1 MiB. An older AMD
-# processor took 1.56 at 4 MiB; there `--tune` chooses the library's. Networks: what the simulation derives for
-# "infiniband", one rank on each node and two (derive.py; a test compares). For other networks: bench.py network
-# --table; measured: bench.py collectives --tune. Several nodes: private arrays of more than 64 KiB go by messages
-# inside nodes too, as the link would wait for copies into slots and out of them: a twentieth of the time of 16 MiB (2
-# x 2 and 3 x 2 ranks, 400 Mbit/s).
+# read where they lie from 8 KiB on: in 0.2 to 0.85 of the library's time (16 KiB ... 64 MiB).
+# Private arrays are reduced through slots (`shared`), which is right for cores that share a cache: on two virtual cores
+# of an AMD EPYC an allreduce of 1 MiB took 66 us, the library's 104; of 256 KiB 32 and 40; of 64 KiB 12.7 and 14.1; a
+# reduce of 1 MiB 54 and 120. The same program, minutes later, when the hypervisor had moved the cores to different
+# caches: allreduce of 1 MiB 480 and 370, of 256 KiB 105 and 96, reduce of 1 MiB 450 and 185. So no table is right in
+# both states; `bench.py collectives --tune` measures the state that it finds.
+# Networks: what the simulation derives for "infiniband", one rank on each node and two (derive.py; a test compares).
+# For other networks: bench.py network --table; measured: bench.py collectives --tune. Several nodes: private arrays of
+# more than 64 KiB go by messages inside nodes too, as the link would wait for copies into slots and out of them: a
+# twentieth of the time of 16 MiB (2 x 2 and 3 x 2 ranks, 400 Mbit/s).
 # place -> operation -> rows. Places: all ranks on one node; one rank on each node; several on each of several nodes.
 TABLE: dict[str, dict[str, Rows]] = {
     "node": {

@@ -104,13 +104,13 @@ def save_film(file: str | Path, pictures: Iterable, fps: int, title: str) -> Pat
         first.save(file, save_all=True, append_images=others, duration=1000 / fps, loop=0)
     else:
         text = PLAYER.format(
-            title=escape(title), frames=", ".join(map(in_letters, pictures)), last=len(pictures) - 1, pause=1000 / fps
+            title=escape(title), frames=", ".join(map(as_data_url, pictures)), last=len(pictures) - 1, pause=1000 / fps
         )
         file.write_text(text)
     return file
 
 
-def in_letters(picture) -> str:
+def as_data_url(picture) -> str:
     """Return a picture as text, for a page."""
     held = io.BytesIO()
     picture.save(held, "png")

@@ -139,7 +139,7 @@ class Watchdog(threading.Thread):
                 raise
 
     def look_after(self):
-        """What the thread does, until it is to end, or ranks have died: then there is nobody to ask."""
+        """What the thread does, until it is to end, or ranks have died: then no rank can answer."""
         patience = self.limit + min(0.3 * self.rank, self.limit)  # so that as a rule one rank reports
         reported = None  # the call that was reported
         while not self.ended.wait(LOOK):

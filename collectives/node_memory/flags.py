@@ -120,7 +120,7 @@ class Flags:
         self.mine[word] = value
         same = True  # `arrive` and `wait_for_all`, written out: 0.25 us less (measured)
         for line in self.others:
-            if line[word] != value and not self._comes(line, word, value, description):
+            if line[word] != value and not self._wait_for_word(line, word, value, description):
                 same = False
         self.fence()
         return same
@@ -137,7 +137,7 @@ class Flags:
         """End a barrier that `arrive` began: return whether all ranks came with the same signature."""
         same = True
         for line in self.others:
-            if line[word] != value and not self._comes(line, word, value, description):
+            if line[word] != value and not self._wait_for_word(line, word, value, description):
                 same = False
         self.fence()
         return same
@@ -217,7 +217,7 @@ class Flags:
         """Return the next number: 0, 1, 2, ... over all ranks of the node, none twice."""
         try:
             if not self._locks():
-                self._wait(self.first, lambda _: self._locks(), "a claim", [])  # [] as to ask `there` is to lock
+                self._wait(self.first, lambda _: self._locks(), "a claim", [])  # [] as to ask `done` is to lock
             number = self.first[Word.NUMBER]
             self.first[Word.NUMBER] = number + 1
             return number
@@ -256,7 +256,7 @@ class Flags:
             return False
         return True
 
-    def _comes(self, line, word, shown, description):
+    def _wait_for_word(self, line, word, shown, description):
         """Wait for a rank, and say whether it shows the same."""
         for _ in range(self.spins):
             if line[word] == shown:
@@ -266,46 +266,46 @@ class Flags:
             self.refuse_aborted()
         return shows == shown
 
-    def _wait(self, line, there, description, expected=None):
+    def _wait(self, line, done, description, expected=None):
         """Spin, then yield the core, and let MPI make the progress that a late rank may be waiting for.
 
         Every wait that lasts is here, and aborts where it ends early. (A plan aborts, too, where an
         interrupt comes while a barrier spins.)
         """
         for _ in range(self.spins):
-            if there(line):
+            if done(line):
                 return
         expected = list(zip(self.ranks, self.others, strict=True)) if expected is None else expected
 
         def late():  # for the watchdog's thread; a request (no line) may be tested by the waiting thread alone
-            return [self.world[rank] for rank, other in expected if line is None or not there(other)]
+            return [self.world[rank] for rank, other in expected if line is None or not done(other)]
 
         calls, before = self.calls, self.calls.current
         if before is None:
             calls.others += 1
             calls.current = Doing("a wait in node memory", (description,), {}, late=late)
         try:
-            self._wait_long(line, there, description, expected)
+            self._wait_long(line, done, description, expected)
         except BaseException as error:
             self.abort(cause_of(error, f"rank {self.rank}", description), is_rank_death(error))
             raise
         finally:
             calls.current = before
 
-    def _wait_long(self, line, there, description, expected):
+    def _wait_long(self, line, done, description, expected):
         def meanwhile():
             self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # which may say that a rank has died
             self.refuse_aborted()
 
         def late(waited):
-            missing = [rank for rank, other in expected if not there(other)]
+            missing = [rank for rank, other in expected if not done(other)]
             absent = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {self.size} did not come"
             raise TimeoutError(
                 f"rank {self.rank} has waited {waited:.1f} s in {description}: "
                 f"{absent if expected else 'another rank holds the lock'}"
             )
 
-        self.deadline.wait(lambda: there(line), meanwhile, late)
+        self.deadline.wait(lambda: done(line), meanwhile, late)
 
     def free(self):
         """Let go of the memory, and close the file."""

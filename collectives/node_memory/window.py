@@ -143,7 +143,7 @@ class SharedWindow:
         self._made += 1
         return own[:nbytes].view(dtype).reshape(shape)
 
-    def common(self, shape: int | tuple[int, ...], dtype=float) -> np.ndarray:
+    def empty_common(self, shape: int | tuple[int, ...], dtype=float) -> np.ndarray:
         """One array of zeros that all ranks see (collective): what one writes others read behind a barrier.
 
         Each rank has touched its part first, so that lies in the memory next to its core.
@@ -157,7 +157,7 @@ class SharedWindow:
         """
         shape, dtype = shape_of(shape), np.dtype(dtype)
         nbytes = math.prod(shape) * dtype.itemsize
-        self._agree(f"common({shape}, {dtype.str!r})")
+        self._agree(f"empty_common({shape}, {dtype.str!r})")
         memory = self._map(max(1, -(-nbytes // self.size)))
         return memory.reshape(-1)[:nbytes].view(dtype).reshape(shape)
 

@@ -8,7 +8,7 @@
 | topology.py, flows.py | hosts, switches, channels, routes; messages that share channels: max-min fair rates |
 | symmetry.py, progress_bar.py | blocks of ranks that stand for all; a bar from two seconds on |
 | networks.py, measure.py | links and networks as numbers, some with a name; the network under the ranks, measured |
-| trace.py, traces.py | what happened in a simulation; GOAL and Chrome trace events, written and read |
+| trace.py, trace_formats.py | what happened in a simulation; GOAL and Chrome trace events, written and read |
 | critical_path.py | what the last rank waited for |
 | lower_bounds.py | seconds below which no algorithm can finish |
 """

@@ -156,7 +156,7 @@ class Flows:
             self.capacities = [channel.bandwidth for channel in self.topology.channels]
         else:
             self.capacities = [1.0] * (2 * nodes)
-        self.measured = MeasuredPorts(nodes, network.between.credit) if network.between.points else None
+        self.measured = MeasuredNodePorts(nodes, network.between.credit) if network.between.points else None
         self.nodes = nodes
         self.asked = [0.0] * len(self.capacities)  # what its flows would take if each were alone
         self.most = [FULL * capacity for capacity in self.capacities]
@@ -330,7 +330,7 @@ class Flows:
             self.trace.append(Share(*flow.pair, flow.channels, flow.since, now, flow.rate * flow.limit))
 
 
-class MeasuredPorts:
+class MeasuredNodePorts:
     """What measured ports of nodes do besides: they save up sending while they rest, and slow the other direction.
 
     Parameters

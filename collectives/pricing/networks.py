@@ -411,15 +411,15 @@ class Network:
         return cost._replace(latency=route.latency, held=held, gap=held)
 
     def reducing(self, nbytes: float) -> float:
-        """Seconds for a reduction with a result of so many bytes."""
+        """Seconds for a reduction with a result of `nbytes` bytes."""
         return interpolate(self.reductions, nbytes)[1] if self.reductions else nbytes * self.gamma
 
     def copying(self, nbytes: float) -> float:
-        """Seconds for a copy of so many bytes."""
+        """Seconds for a copy of `nbytes` bytes."""
         return interpolate(self.copies, nbytes)[1] if self.copies else nbytes * max(self.copy, 2 * self.memory)
 
     def fetching(self, nbytes: float) -> float:
-        """Seconds for a copy of so many bytes from or to another rank's memory."""
+        """Seconds for a copy of `nbytes` bytes from or to another rank's memory."""
         return interpolate(self.fetches, nbytes)[1] if self.fetches else self.copying(nbytes)
 
     def posting(self, nbytes: float) -> float:
@@ -570,7 +570,7 @@ def find_network(text: str) -> Network:
     Raises
     ------
     ValueError
-        It is none of them; what there is is said.
+        Unknown; the message lists the names.
     """
     if text in NETWORKS:
         return NETWORKS[text]

@@ -7,20 +7,20 @@ from collectives.puzzles.puzzle import Puzzle
 
 def survives(stats: Stats) -> str:
     """Whoever is lost, its x can be made of what the others hold: an element, or a sum less elements that are there."""
-    for lost, its in enumerate(stats.buffers):
+    for lost, buffers_lost in enumerate(stats.buffers):
         if len(stats.buffers) == 1:
             break
-        left = [
+        values_left = [
             value
             for rank, each in enumerate(stats.buffers)
             if rank != lost
             for values in each.values()
             for value in values
         ]
-        plain = {value[0] for value in left if len(value) == 1}
-        for value in its["x"]:
+        plain = {value[0] for value in values_left if len(value) == 1}
+        for value in buffers_lost["x"]:
             element = value[0]
-            sums = (v for v in left if v.count(element) == 1)
+            sums = (v for v in values_left if v.count(element) == 1)
             if not any(all(other in plain for other in v if other != element) for v in sums):
                 return f"if rank {lost} is lost, nothing that is left tells what its x[{element[1]}] was"
     return ""

@@ -62,7 +62,7 @@ def compile_function(planner, operation, function, count, itemsize, float16, ord
     live = (
         rounds_of_ranks[planner.rank]
         if named is None
-        else between_barriers(rounds_of_ranks[planner.rank], planner.here)
+        else between_barriers(rounds_of_ranks[planner.rank], planner.node_ranks)
     )
     program = Program(live, planner.rank, round_once=float16, shared=named is not None)
     if named is not None:
@@ -88,10 +88,11 @@ def compile_rounds(planner, rounds, op, buffers, computations) -> Plan:
         check_schedule(planner, live, program, counts, computations)
     except Exception as error:  # sent to the others, who would wait for this rank
         mistake = error
-    short = sum(map(len, live)) * planner.size <= MOST_STEPS
-    near = any(shares_memory(step, planner.rank) for steps in live for step in steps)
+    exchanged = sum(map(len, live)) * planner.size <= MOST_STEPS
+    shares = any(shares_memory(step, planner.rank) for steps in live for step in steps)
     mistake_text = f"{type(mistake).__name__}: {mistake}" if mistake else ""  # str() of a bare assert is empty
-    answers = planner.comm.allgather((mistake_text, live if short else None, counts, near))
+    planner.exchange(np.array(0))  # with a limit; then all ranks have come, and objects follow
+    answers = planner.comm.allgather((mistake_text, live if exchanged else None, counts, shares))
     if mistake:
         raise mistake
     for rank, (message, *_) in enumerate(answers):
@@ -102,14 +103,14 @@ def compile_rounds(planner, rounds, op, buffers, computations) -> Plan:
     if None not in rounds_of_ranks:
         simulate_lengths(rounds_of_ranks, lengths)
         program.named = named_by_others(rounds_of_ranks, planner.nodes)
-    elif sharing := [rank for rank, (*_, near) in enumerate(answers) if near]:
+    elif sharing := [rank for rank, (*_, shares) in enumerate(answers) if shares]:
         raise ValueError(
             f"compile: rank {sharing[0]} has a Barrier or names others' buffers, in a schedule of more than "
             f"{MOST_STEPS:,} steps: too long to see that nothing races. Compile it in parts, or send messages"
         )
     if program.named is not None:
         named = program.named
-        live = between_barriers(live, planner.here)
+        live = between_barriers(live, planner.node_ranks)
         program = Program(live, planner.rank, round_once=first.float16, shared=True)
         longest = {name: max(n, *(counts.get(name, 0) for counts in lengths)) for name, n in named.lengths.items()}
         program.named = named._replace(lengths=longest)
@@ -141,7 +142,7 @@ def memory_for(planner, lengths, arrays, message) -> dict[str, dict[int, MPI.buf
     peers = {name: x is not None and planner.window.peers(np.asarray(x)) for name, x in arrays.items()}
     places = planner.comm.allgather({name: parts and parts.place for name, parts in peers.items()})
     shared = {name for name in lengths if peers[name] and all(place[name] == places[0][name] for place in places)}
-    new = planner.seen_by_all({name: n * message.itemsize for name, n in lengths.items() if name not in shared})
+    new = planner.allocate_shared({name: n * message.itemsize for name, n in lengths.items() if name not in shared})
     return new | {name: planner.by_rank(peers[name]) for name in shared}
 
 
@@ -169,7 +170,7 @@ def named_by_others(rounds_of_ranks, nodes) -> Named | None:
 
     Parameters
     ----------
-    every : the rounds of each rank
+    rounds_of_ranks : the rounds of each rank
     nodes : the node of each rank
 
     Raises

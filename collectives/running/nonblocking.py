@@ -45,8 +45,8 @@ from collectives.failures.awake import Awake
 from collectives.failures.watchdog import describe
 from collectives.progress import Calls, Doing, in_flight, outside, where
 
-PATIENCE = 5.0  # seconds that the other ranks get to do their part when the program ends
-ALONE = 5.0  # seconds that a Wait only looks where other communicators have something in flight too
+EXIT_GRACE = 5.0  # seconds that the other ranks get to do their part when the program ends
+SPIN_LIMIT = 5.0  # seconds that a Wait only looks where other communicators have something in flight too
 NAMED = 8  # collectives of a communicator that are named then, at most
 
 
@@ -281,7 +281,7 @@ class Queue:
         self.progress, self.refuse_aborted = thread, refuse_aborted
         self.waiting: deque[Request] = deque()
         self.lock = threading.RLock()
-        self.inside = False
+        self.advancing = False
         self.agreed = None  # of the next collective, in debug mode (agreement.py)
         self.broken = ""  # why none goes on
         self.deferred: list[PersistentRequest] = []  # the one that was started while nothing was in flight, if any
@@ -317,8 +317,8 @@ class Queue:
             self.admit()
         if self.lock.acquire(blocking=False):  # else the thread is at it
             try:
-                while not self.inside and self.waiting and self.waiting[0].advance(blocking=False):
-                    self._end()
+                while not self.advancing and self.waiting and self.waiting[0].advance(blocking=False):
+                    self._complete_first()
             finally:
                 self.lock.release()
 
@@ -329,20 +329,20 @@ class Queue:
             self.admit()
             while self.waiting and not (request and request.done):
                 alone = len(in_flight) == 1
-                if alone or (clock and clock.now() > ALONE):  # to wait here has a limit, and advances the others too
-                    self.inside = True  # a wait in shared memory advances what is in flight, this one too
+                if alone or (clock and clock.now() > SPIN_LIMIT):  # this wait has a limit, and advances the others
+                    self.advancing = True  # a wait in shared memory advances what is in flight, this one too
                     try:
                         first = self.waiting[0]
                         first.advance(True) if alone else progress.with_progress(first.advance, True)
                     finally:
-                        self.inside = False
-                    self._end()
+                        self.advancing = False
+                    self._complete_first()
                 else:  # another rank may wait for those of other communicators before it comes to this one
                     clock = clock or Awake()
                     progress.advance_all()
                     os.sched_yield()
 
-    def _end(self):
+    def _complete_first(self):
         request = self.waiting.popleft()
         request.plan.busy -= 1
         request.done, request.buffers = True, None
@@ -376,13 +376,13 @@ class Queue:
 
 @functools.cache
 def complete_at_exit() -> None:
-    """Let `end` be called before memory goes."""
+    """Let `finish_at_exit` be called before memory goes."""
     # What belongs to COMM_SELF goes as the first act of MPI.Finalize; at the end of Python there is nobody to call.
-    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: end()), "collectives")
-    atexit.register(end)
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: finish_at_exit()), "collectives")
+    atexit.register(finish_at_exit)
 
 
-def end() -> None:
+def finish_at_exit() -> None:
     """Name what is in flight, give it time to finish, and keep the memory of what does not."""
     for queue in tuple(in_flight):
         queue.admit()
@@ -401,7 +401,7 @@ def end() -> None:
             write_stderr(f"{me}: {ending}, and nobody has waited for a nonblocking {what}{often}")
         if len(alike) > NAMED:
             write_stderr(f"{me}: nor for {len(alike) - NAMED} more")
-    until = time.monotonic() + (0 if failed else PATIENCE)
+    until = time.monotonic() + (0 if failed else EXIT_GRACE)
     while time.monotonic() < until and any(queue.waiting for queue in unfinished):
         progress.advance_all()
         time.sleep(1e-3)
@@ -411,7 +411,7 @@ def end() -> None:
     in_flight.clear()
     if not failed and (missing := sum(len(queue.waiting) for queue in unfinished)):
         write_stderr(
-            f"{me}: {missing} not finished in {PATIENCE:g} s more: other ranks have not started the same, or are gone"
+            f"{me}: {missing} not finished in {EXIT_GRACE:g} s more: other ranks have not started the same, or are gone"
         )
 
 

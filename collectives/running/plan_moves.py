@@ -67,27 +67,27 @@ scatterv, gatherv = partial(scatter, vector=True), partial(gather, vector=True)
 def rooted(planner, operation, all_blocks, own_block, root, requested, vector):
     """Scatter and gather: the root has the buffer of all blocks, each rank that of its own."""
     planner.check_root(root)
-    reads, writes_ = (outgoing, incoming) if operation == "scatter" else (incoming, outgoing)
-    keep, own, all_ = [], None, None
+    parse_all, parse_own = (outgoing, incoming) if operation == "scatter" else (incoming, outgoing)
+    keep, own, all_as_bytes = [], None, None
     if not (planner.rank == root and is_in_place(own_block)):
-        mine = writes_(own_block)
+        mine = parse_own(own_block)
         own = all_bytes(mine)
         keep.append(mine.datatype)
     if planner.rank == root:
-        message = reads(all_blocks, planner.size, vector)
-        all_ = as_bytes(message, slices_of(message, planner.size))
+        message = parse_all(all_blocks, planner.size, vector)
+        all_as_bytes = as_bytes(message, slices_of(message, planner.size))
         keep.append(message.datatype)
-        if own is not None and own.address != all_.block(root).address:
+        if own is not None and own.address != all_as_bytes.block(root).address:
             refuse_overlap(mine, message)
         if own is None:  # in place: the root's block is where it belongs
-            own = all_.block(root)
-        check_lengths(planner, operation, all_.block(root).nbytes, own.nbytes)
+            own = all_as_bytes.block(root)
+        check_lengths(planner, operation, all_as_bytes.block(root).nbytes, own.nbytes)
     length = own.nbytes
     name = planner.selection.choose(requested, Call(operation, length * planner.size, vector))
     if name == "native":
         return NATIVE
     if planner.rank == root:
-        blocks = all_.blocks
+        blocks = all_as_bytes.blocks
     elif vector:
         blocks = ((0, length),) * planner.size  # the others' lengths are not known here, and flat does not ask
     else:
@@ -96,11 +96,11 @@ def rooted(planner, operation, all_blocks, own_block, root, requested, vector):
         blocks = blocks_of_root(planner, blocks, root)
     before, after = [], []
     if vector and callable(name) and planner.rank == root:  # for the others they lie one after another
-        all_, into_order, back = packed(all_)
-        blocks, keep = all_.blocks, [*keep, all_.memory]
+        all_as_bytes, into_order, back = packed(all_as_bytes)
+        blocks, keep = all_as_bytes.blocks, [*keep, all_as_bytes.memory]
         before, after = (into_order, []) if operation == "scatter" else ([], back)
     names = ("x", "y") if operation == "scatter" else ("y", "x")  # of all blocks, and of the own one
-    buffers = {names[1]: own} | ({names[0]: all_.memory} if all_ else {})
+    buffers = {names[1]: own} | ({names[0]: all_as_bytes.memory} if all_as_bytes else {})
     program = planner.program(operation, name, blocks, root=root)
     return planner.plan(program, buffers, before, after, tuple(keep))
 

@@ -188,7 +188,7 @@ def two_level(planner, send, x, op, message):
     plan_options = planner.reducing(message, op) | {"comm": planner.comm, "synchronous": planner.synchronous}
     plan_options |= {
         "wait_long": planner.wait_long,
-        "ranks": planner.here,
+        "ranks": planner.node_ranks,
         "size": planner.size,
         "keep": (op, message.datatype),
     }

@@ -55,7 +55,7 @@ class Planner:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.node = register(same_node(comm))
         self.nodes = tuple(comm.allgather(self.node.bcast(self.rank)))  # of each rank: the first rank on its node
-        self.here = [r for r, node in enumerate(self.nodes) if node == self.nodes[self.rank]]
+        self.node_ranks = [r for r, node in enumerate(self.nodes) if node == self.nodes[self.rank]]
         self.selection = Selection(algorithms, self.nodes, MPI.Get_library_version(), memory)
         self.programs = Programs()
         self.scratch, self.scratch_bytes = {}, 0  # for what ranks name of each other's in the caller's algorithms
@@ -120,7 +120,7 @@ class Planner:
         self.deadline.wait(request.Test, self.refuse_aborted, late)
 
     def exchange(self, numbers: np.ndarray, root: int | None = None) -> np.ndarray:
-        """Return numbers of every rank, or those of the root: lengths of blocks, before there is a plan (collective).
+        """Return numbers of every rank, or those of the root (collective): what is needed before there is a plan.
 
         Raises as `wait_for`, and aborts then: other ranks would take a later message for this one.
         """
@@ -128,7 +128,7 @@ class Planner:
         UNFINISHED[id(result)] = [numbers, result]  # MPI may write there after a wait that has failed
         try:
             request = self.comm.Ibcast(result, root) if root is not None else self.comm.Iallgather(numbers, result)
-            self.wait_for(request, "for the lengths of blocks of the other ranks")
+            self.wait_for(request, "for what the other ranks say of their blocks or schedules")
         except BaseException as error:
             self.on_abort(error, "")
             raise
@@ -237,10 +237,10 @@ class Planner:
             self.comm,
             buffers,
             **elements,
-            barrier=lambda step: barrier_of(self.window, IN_MEMORY, self.here, step),
+            barrier=lambda step: barrier_of(self.window, IN_MEMORY, self.node_ranks, step),
             agree=agree,
             split_barrier=lambda step, first: (
-                split() if first else split_barrier_of(self.window, IN_MEMORY, self.here, step)
+                split() if first else split_barrier_of(self.window, IN_MEMORY, self.node_ranks, step)
             ),
             compute=partial(computing, computations or {}, dtype),
             wait_long=self.wait_long,
@@ -276,14 +276,14 @@ class Planner:
             self.forget_scratch()
             nbytes = max(ends[-1], 2 * self.scratch_bytes)
             self.scratch, self.scratch_bytes = {}, 0  # if that fails, the next call asks again, on all ranks
-            self.scratch = self.seen_by_all({"scratch": nbytes})["scratch"]
+            self.scratch = self.allocate_shared({"scratch": nbytes})["scratch"]
             self.scratch_bytes = nbytes
         return {
             name: {rank: memory[at : at + n * extent] for rank, memory in self.scratch.items()}
             for (name, n), at in zip(sorted(program.named.lengths.items()), ends[:-1], strict=True)
         }
 
-    def seen_by_all(self, lengths: dict[str, int]) -> dict[str, dict[int, MPI.buffer]]:
+    def allocate_shared(self, lengths: dict[str, int]) -> dict[str, dict[int, MPI.buffer]]:
         """Return new memory that the ranks of a node share, name -> rank -> memory of that length (collective)."""
         if self.made_window is None and not self.shares():
             raise OSError(f"an algorithm in shared memory, and there is none: {self.selection.refused}")
@@ -292,7 +292,7 @@ class Planner:
 
     def by_rank(self, peers) -> dict[int, MPI.buffer]:
         """Every rank's part of a shared array."""
-        return {r: MPI.buffer(part) for r, part in zip(self.here, peers.parts, strict=True)}
+        return {r: MPI.buffer(part) for r, part in zip(self.node_ranks, peers.parts, strict=True)}
 
 
 def computing(computations, dtype, step, sources, targets):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.pricing.traces import events_of
+from collectives.pricing.trace_formats import events_of
 from nn.reading import TABLE, TRACE, parse_json, read_json, read_text
 from parallel.reports.breakdown import PARTS
 

@@ -123,7 +123,7 @@ def write_trace(events: list[dict], directory: Path) -> None:
     timeline.png shows some steps from the middle of the run.
     """
     from collectives import draw_timeline
-    from collectives.pricing.traces import chrome_trace, recorded_schedule, write_goal
+    from collectives.pricing.trace_formats import chrome_trace, recorded_schedule, write_goal
 
     write_atomically(directory / "trace.json", json.dumps(chrome_trace(events)).encode())
     recorded = recorded_schedule(events)

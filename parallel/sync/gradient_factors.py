@@ -97,8 +97,8 @@ class Factors:
                 return ()
             for layer in small:
                 rows, (inputs, outputs) = total * layer.rows, layer.shape
-                layer.x = self.window.common((inputs, rows), layer.dtype)
-                layer.gy = self.window.common((rows, outputs), layer.dtype)
+                layer.x = self.window.empty_common((inputs, rows), layer.dtype)
+                layer.gy = self.window.empty_common((rows, outputs), layer.dtype)
         return chosen
 
     def keepers(self, chosen: tuple[WideWeight, ...], samples: slice | None) -> dict[str, Callable]:

@@ -171,7 +171,7 @@ class NodeMemory(GradientSync):
         self.between = None  # the ranks that hold the same share on all nodes, in the order of the nodes
         if len(set(nodes)) > 1:
             self.between = communicator.Split(self.window.rank, sorted(set(nodes)).index(nodes[rank]))
-        self.parameters = self.window.common(size, dtype)
+        self.parameters = self.window.empty_common(size, dtype)
         self.flat_buffer = self.window.empty(size + behind, dtype)
         parts = self.window.peers(self.flat_buffer).parts
         self.gradients, self.message = self.flat_buffer[:size], StepMessage.of(self.flat_buffer[size:], self.addends)
@@ -205,7 +205,7 @@ class NodeMemory(GradientSync):
                 operands = [each[lo + start : lo + stop] for each in parts]
                 self._filling.append(self._adding(operands, [self.sums[start:stop]]))
             self._filling[-1] += self._sum_messages
-        self.slots = {name: self.window.common(size, dtype) for name in optimizer.slots}
+        self.slots = {name: self.window.empty_common(size, dtype) for name in optimizer.slots}
         self.undo_log = self._undo_log() if self.survives else None
         self.first_values()
 

@@ -31,8 +31,8 @@ class UndoLog:
 
     def __init__(self, window: SharedWindow, arrays: Mapping[str, np.ndarray], blocks: int):
         self.fence, self.arrays = window.flags.fence, dict(arrays)
-        self.copies = {name: window.common(array.shape, array.dtype) for name, array in arrays.items()}
-        self.marks = window.common(blocks, np.int64)  # the change before which each block was copied last
+        self.copies = {name: window.empty_common(array.shape, array.dtype) for name, array in arrays.items()}
+        self.marks = window.empty_common(blocks, np.int64)  # the change before which each block was copied last
 
     def keep(self, block: int, place: slice, change: int) -> None:
         """Copy a block of all arrays, which this rank is about to change."""

@@ -228,7 +228,7 @@ def test_every_rank_has_a_count_of_a_reduce_scatter(comm, memory, counts):
 
 
 @pytest.mark.mpi(ranks=[2])
-@pytest.mark.parametrize("vector", ["Reduce_scatter", "Scatterv", "Gatherv"])
+@pytest.mark.parametrize("vector", ["Reduce_scatter", "Scatterv", "Gatherv", "compile"])
 def test_a_mistake_of_one_rank_keeps_no_other_waiting_for_the_lengths_of_blocks(comm, vector):
     from mpi4py import MPI
 
@@ -242,16 +242,19 @@ def test_a_mistake_of_one_rank_keeps_no_other_waiting_for_the_lengths_of_blocks(
         "Reduce_scatter": lambda: communicator.Reduce_scatter(x, b"read-only" if rank == 0 else np.empty(2)),
         "Scatterv": lambda: communicator.Scatterv(blocks, np.empty(3 - rank), algorithm="binomial"),
         "Gatherv": lambda: communicator.Gatherv(np.empty(3 - rank), blocks, algorithm="binomial"),
+        "compile": lambda: communicator.compile((), x=x) if rank else communicator.Bcast(x, root=9),
     }
     with pytest.raises((BufferError, ValueError) if rank == 0 else TimeoutError):
         calls[vector]()
     if rank == 1:
-        with pytest.raises(Aborted, match="lengths of blocks"):
+        with pytest.raises(Aborted, match="blocks or schedules"):
             communicator.Barrier(algorithm="dissemination")
     comm.Barrier()
     if rank == 0:  # so that nothing is in flight as MPI ends
         private, number = communicator._planner.comm, np.zeros(2, np.int64)
-        private.Iallgather(number[:1], number).Wait() if vector == "Reduce_scatter" else private.Ibcast(number).Wait()
+        private.Iallgather(number[:1], number).Wait() if vector in ("Reduce_scatter", "compile") else private.Ibcast(
+            number
+        ).Wait()
 
 
 @pytest.mark.mpi(ranks=[2])

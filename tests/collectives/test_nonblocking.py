@@ -147,7 +147,7 @@ def step():
         made.Iallreduce(MPI.IN_PLACE, np.ones(200_000))  # so long that it needs both ranks
 
 made = Communicator(MPI.COMM_WORLD, progress=THREAD)
-nonblocking.PATIENCE *= 0.1 if THREAD else 1
+nonblocking.EXIT_GRACE *= 0.1 if THREAD else 1
 made.Barrier()
 WHAT
 """
@@ -392,7 +392,7 @@ def test_a_wait_ends_also_where_another_communicator_has_something_in_flight(com
     from collectives import Communicator
     from collectives.running import nonblocking
 
-    monkeypatch.setattr(nonblocking, "ALONE", 0.2)
+    monkeypatch.setattr(nonblocking, "SPIN_LIMIT", 0.2)
     a, b = Communicator(comm), Communicator(comm)
     a._planner.deadline.seconds = b._planner.deadline.seconds = 0.3
     if comm.rank == 0:

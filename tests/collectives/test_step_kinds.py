@@ -75,7 +75,7 @@ USE = """
 import sys
 import collectives
 from collectives.executor.program import Program
-from collectives.pricing.traces import write_goal
+from collectives.pricing.trace_formats import write_goal
 from collectives.steps import Fill, relabel_ranks
 
 def filling(rank, size, count):

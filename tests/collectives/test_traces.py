@@ -8,7 +8,7 @@ from trace_events import mistakes_in_trace
 from collectives import ALGORITHMS, Send, draw_timeline, price
 from collectives.algorithms.registry import by_messages
 from collectives.pricing.networks import Network
-from collectives.pricing.traces import read_chrome_trace, read_goal, write_chrome_trace, write_goal
+from collectives.pricing.trace_formats import read_chrome_trace, read_goal, write_chrome_trace, write_goal
 from collectives.steps import Compute, Copy, Reduce, is_live
 
 NETWORK = Network.torus((2, 3), 1e9, 1e-6)

@@ -385,7 +385,7 @@ def test_every_number_is_claimed_once_and_words_are_seen_in_order(comm):
     from collectives.node_memory.window import SharedWindow
 
     window = SharedWindow(comm)
-    flags, data = window.flags, window.common(comm.size, "i8")
+    flags, data = window.flags, window.empty_common(comm.size, "i8")
     mine = [flags.claim() for _ in range(200)]
     assert mine == sorted(mine)
     everyone = comm.allgather(mine)
@@ -573,7 +573,7 @@ def test_memory_that_a_rank_does_not_come_to_map_ends_in_time(comm, monkeypatch)
     monkeypatch.setattr(files, "open_that", lambda *location: [time.sleep(3), open_that(*location)][1])
     error = Aborted if comm.rank else TimeoutError
     with pytest.raises(error, match="making memory that all ranks see: rank 1 of 2 did not come"):
-        shared.common(1000)
+        shared.empty_common(1000)
         shared.flags.barrier("what comes next")  # the late rank may have had what the other had sent already
 
 
@@ -594,7 +594,7 @@ def test_a_rank_that_comes_late_to_the_first_call_in_node_memory_gives_up_too(co
 
 
 @pytest.mark.mpi(ranks=2)
-@pytest.mark.parametrize("make", ["empty", "common"])
+@pytest.mark.parametrize("make", ["empty", "empty_common"])
 def test_a_rank_that_makes_an_array_and_one_that_calls_a_collective_both_learn_of_it(window, comm, make):
     x = np.ones(9000)
     with pytest.raises(ValueError, match=rf"ranks disagree: rank 0 calls {make}\(.*, rank 1 calls allreduce\("):

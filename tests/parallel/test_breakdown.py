@@ -18,7 +18,7 @@ import nn
 import parallel.reports.breakdown
 from collectives import price
 from collectives.pricing.networks import Network
-from collectives.pricing.traces import read_chrome_trace, read_goal, recorded_schedule
+from collectives.pricing.trace_formats import read_chrome_trace, read_goal, recorded_schedule
 from collectives.steps import Compute
 from parallel.command.options import Options
 from parallel.reports.breakdown import PARTS, Breakdown, draw_breakdown

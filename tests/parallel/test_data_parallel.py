@@ -296,7 +296,7 @@ def test_aliased_buffers_are_caught(comm, monkeypatch):
     first = lambda window, x: type("Peers", (), {"parts": [window.aliased] * window.size})
 
     def aliased(window, shape, dtype=float):
-        window.aliased = window.common(shape, dtype)
+        window.aliased = window.empty_common(shape, dtype)
         return window.aliased
 
     monkeypatch.setattr(SharedWindow, "empty", aliased)
