@@ -809,6 +809,8 @@ def test_explain(communicator, ranks):
     assert shared.endswith(
         "compile(algorithms/shared.py slots, executor/fusing.py, executor/program.py) -> executor/plan.py"
     )
+    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+    assert " ".join(communicator.explain("allreduce", 1 << 18, "f4").split()) in " ".join(page.split())
     assert shared.count(" -> ") == 7 and again.endswith("barriers.py, flags.py, reduction.py of node_memory")
     for name in re.findall(r"[\w/]+\.py", shared):
         assert (Path(collectives.__file__).parent / name).is_file(), name
