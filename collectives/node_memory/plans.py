@@ -51,8 +51,8 @@ def allreduce(
     name, _ = operation(op, x.dtype)
     description = f"allreduce({name}, {x.size} {x.dtype})"
     arrays, options = ({"x": x}, {}) if s is x else ({"x": x, "s": s}, {"send": "s"})
-    both = shared.small if x.nbytes <= SMALL_PRIVATE_BYTES else shared.slots, shared.arrays
-    return bind_either(window, description, both, {"x": x}, x.size, arrays, op, private, plan_options, **options)
+    schedules = shared.small if x.nbytes <= SMALL_PRIVATE_BYTES else shared.slots, shared.arrays
+    return bind_either(window, description, *schedules, {"x": x}, x.size, arrays, op, private, plan_options, **options)
 
 
 def reduce(
@@ -71,7 +71,8 @@ def reduce(
     return bind_either(
         window,
         description,
-        (through_slots, shared.arrays_reduce),
+        through_slots,
+        shared.arrays_reduce,
         {"s": s},
         s.size,
         arrays,
@@ -97,9 +98,9 @@ def reduce_scatter(
     check_arrays(s, x, hi - lo, f"recv of rank {window.rank}")
     name, _ = operation(op, x.dtype)
     description = f"reduce_scatter({name}, {[b - a for a, b in cuts]} {x.dtype})"
-    both = shared.slots_reduce_scatter, shared.arrays_reduce_scatter
+    schedules = shared.slots_reduce_scatter, shared.arrays_reduce_scatter
     return bind_either(
-        window, description, both, {"x": s}, cuts, {"x": s, "y": x}, op, plan_options=plan_options, recv="y"
+        window, description, *schedules, {"x": s}, cuts, {"x": s, "y": x}, op, plan_options=plan_options, recv="y"
     )
 
 
@@ -120,9 +121,9 @@ def allgather(window, send: np.ndarray | None, recv: np.ndarray, counts=None, pr
     check_arrays(x, s, hi - lo, f"send of rank {window.rank}")
     description = f"allgather({[b - a for a, b in cuts]} {x.dtype})"
     arrays, options = ({"x": x}, {}) if send is None else ({"x": x, "s": s}, {"send": "s"})
-    both = shared.slots_allgather, shared.arrays_allgather
+    schedules = shared.slots_allgather, shared.arrays_allgather
     return bind_either(
-        window, description, both, {"x": x}, cuts, arrays, private=private, plan_options=plan_options, **options
+        window, description, *schedules, {"x": x}, cuts, arrays, private=private, plan_options=plan_options, **options
     )
 
 
@@ -131,9 +132,17 @@ def broadcast(window, x: np.ndarray, root: int = 0, private=None, **plan_options
     check_root(window, root)
     description = f"broadcast({x.size} {x.dtype}, root {root})"
     x = flattened(x, "x")
-    both = shared.slots_broadcast, shared.arrays_broadcast
+    schedules = shared.slots_broadcast, shared.arrays_broadcast
     return bind_either(
-        window, description, both, {"x": x}, x.size, {"x": x}, private=private, plan_options=plan_options, root=root
+        window,
+        description,
+        *schedules,
+        {"x": x},
+        x.size,
+        {"x": x},
+        private=private,
+        plan_options=plan_options,
+        root=root,
     )
 
 
@@ -163,23 +172,37 @@ def peers(window, x: np.ndarray) -> Peers | None:
     return None
 
 
-def bind_either(window, description, pair, named, count, arrays, op=None, private=None, plan_options=None, **options):
-    """Plan one of two schedules: through slots, or the second where the arrays that others name are shared.
+def bind_either(
+    window,
+    description,
+    through_slots,
+    over_arrays,
+    read_by_others,
+    count,
+    arrays,
+    op=None,
+    private=None,
+    plan_options=None,
+    **options,
+):
+    """Plan one of two schedules: through slots, or over the arrays where those that others name are shared.
 
     Parameters
     ----------
-    named : name -> array that other ranks name
-    private : called in place of the first, after a barrier in which all ranks show that it is the one
+    read_by_others : name -> array that other ranks name
+    private : called in place of `through_slots`, after a barrier in which all ranks show that it is the one
     plan_options : further arguments of Plan: before, after, keep
     """
     plan_options = plan_options or {}
-    peers = {name: window.peers(array) for name, array in named.items()}
-    if max(array.nbytes for array in named.values()) > SMALL_BYTES and None not in peers.values():
-        return bind(window, description, pair[1], count, arrays, op, peers=peers, plan_options=plan_options, **options)
+    peers = {name: window.peers(array) for name, array in read_by_others.items()}
+    if max(array.nbytes for array in read_by_others.values()) > SMALL_BYTES and None not in peers.values():
+        return bind(
+            window, description, over_arrays, count, arrays, op, peers=peers, plan_options=plan_options, **options
+        )
     if private is not None:
         after = [private, *plan_options.get("after", ())]
         return bind(window, description, shared.barrier, None, {}, plan_options=plan_options | {"after": after})
-    return bind(window, description, pair[0], count, arrays, op, plan_options=plan_options, **options)
+    return bind(window, description, through_slots, count, arrays, op, plan_options=plan_options, **options)
 
 
 def bind(window, description, schedule, count, arrays, op=None, peers=None, plan_options=None, **options) -> Plan:

@@ -369,6 +369,7 @@ class Queue:
             if self.waiting:
                 self.waiting.clear()
                 self._emptied()
+            in_flight.discard(self)  # as one that has only a deferred start, too
 
 
 # ----------------------------------------------------------------------------------------- the end of the program

@@ -193,9 +193,9 @@ def two_level(planner, send, x, op, message):
         "keep": (op, message.datatype),
     }
     description = f"allreduce({describe(op)}, {x.size} {x.dtype} over nodes)"
-    both = shared.two_level, shared.two_level_arrays
+    schedules = shared.two_level, shared.two_level_arrays
     return bind_either(
-        planner.window, description, both, arrays, x.size, arrays, op, plan_options=plan_options, **options
+        planner.window, description, *schedules, arrays, x.size, arrays, op, plan_options=plan_options, **options
     )
 
 
