@@ -241,7 +241,7 @@ class Communicator(MPI.Intracomm):
         self._observed = {"watch": limit, "abort": abort, "debug": debug}
         native = MPI.Intracomm(self)
         if debug:
-            self._agreement = Agreement(register(native.Dup()))
+            self._agreement = Agreement(register(native.Dup()), self._planner.wait_or_abort)
         if limit:
             self._watchdog = Watchdog(self.calls, register(native.Dup()), limit, abort)
             self._watchdog.start()
@@ -366,7 +366,7 @@ class Communicator(MPI.Intracomm):
                     unregister(self._watchdog.comm).Free()
                 if self._agreement is not None:
                     unregister(self._agreement.comm)
-                    self._agreement.free()
+                    self._agreement.free(bool(self._broken))
                 self._agreement, self._watchdog, self._observed = None, None, {}
             self._cache.free()
             for request in list(self._persistents):
@@ -516,6 +516,8 @@ class Communicator(MPI.Intracomm):
             on every rank, where one rank's part names what is not there: elements, computations, ranks of other nodes
         OSError
             on every rank, where they name each other's buffers and may have no shared memory
+        TimeoutError
+            on one node, for ranks that do not come within 300 s, or what `watch` says
         """
         self._prepared()
         if self._broken:

@@ -6,6 +6,7 @@ short texts a call.
 """
 
 import inspect
+from collections.abc import Callable
 from zlib import crc32
 
 import numpy as np
@@ -14,13 +15,20 @@ from mpi4py import MPI
 from collectives.failures.watchdog import describe
 
 MESSAGE_BYTES = 1024  # bytes in which a rank says what it calls
+UNFINISHED: list = []  # exchanges to which not all ranks have come: MPI may yet write there
 
 
 class Agreement:
-    """Refuses a collective that ranks do not call alike, before any data moves."""
+    """Refuses a collective that ranks do not call alike, before any data moves.
 
-    def __init__(self, comm: MPI.Intracomm):
-        self.comm = comm
+    Parameters
+    ----------
+    comm : of its own
+    wait : function (request, for what) that waits for it; may raise TimeoutError
+    """
+
+    def __init__(self, comm: MPI.Intracomm, wait: Callable[[MPI.Request, str], object]):
+        self.comm, self.wait = comm, wait
         self.pending = []  # exchanges in flight: what MPI reads and writes must live
 
     def exchange(self, must_agree: str, at: str):
@@ -36,7 +44,9 @@ class Agreement:
         self.pending = [(r, *buffers) for r, *buffers in self.pending if not r.Test()] + [(request, own, gathered)]
 
         def agreed(wait: bool) -> bool:
-            if not (request.Wait() if wait else request.Test()):
+            if wait:
+                self.wait(request, "for what the other ranks are about to call")
+            elif not request.Test():
                 return False
             calls = [row.tobytes().decode().rstrip().split("\n") for row in gathered]
             first, first_at = calls[0]
@@ -50,10 +60,13 @@ class Agreement:
 
         return agreed
 
-    def free(self):
-        """Free the communicator (collective)."""
-        MPI.Request.Waitall([request for request, *_ in self.pending])
-        self.comm.Free()
+    def free(self, aborted: bool):
+        """Free the communicator (collective); where a call was aborted it stays, as exchanges may never end."""
+        if aborted:
+            UNFINISHED.append(self.pending)
+        else:
+            MPI.Request.Waitall([request for request, *_ in self.pending])
+            self.comm.Free()
 
 
 def absent(spec) -> bool:

@@ -101,12 +101,12 @@ class Request:
             return True
 
     def _advance(self, blocking):
+        if self.queue.broken:  # by one before it, of whose messages these would be taken for
+            raise Aborted(self.queue.broken)
         if self.agreed is not None:
             if not self.agreed(blocking):
                 return False
             self.agreed = None
-        if self.queue.broken:  # by one before it, of whose messages these would be taken for
-            raise Aborted(self.queue.broken)
         try:
             if not self.at:
                 self.calls, self.waits = self.plan.stepwise()

@@ -119,19 +119,23 @@ class Planner:
 
         self.deadline.wait(request.Test, self.refuse_aborted, late)
 
-    def exchange(self, numbers: np.ndarray, root: int | None = None) -> np.ndarray:
-        """Return numbers of every rank, or those of the root (collective): what is needed before there is a plan.
-
-        Raises as `wait_for`, and aborts then: other ranks would take a later message for this one.
-        """
-        result = np.array(numbers) if root is not None else np.empty((self.size, *numbers.shape), numbers.dtype)
-        UNFINISHED[id(result)] = [numbers, result]  # MPI may write there after a wait that has failed
+    def wait_or_abort(self, request: MPI.Request, what: str) -> None:
+        """Wait as `wait_for`; abort where that raises: other ranks would take a later message for this one."""
         try:
-            request = self.comm.Ibcast(result, root) if root is not None else self.comm.Iallgather(numbers, result)
-            self.wait_for(request, "for what the other ranks say of their blocks or schedules")
+            self.wait_for(request, what)
         except BaseException as error:
             self.on_abort(error, "")
             raise
+
+    def exchange(self, numbers: np.ndarray, root: int | None = None) -> np.ndarray:
+        """Return numbers of every rank, or those of the root (collective): what is needed before there is a plan.
+
+        Raises as `wait_or_abort`.
+        """
+        result = np.array(numbers) if root is not None else np.empty((self.size, *numbers.shape), numbers.dtype)
+        UNFINISHED[id(result)] = [numbers, result]  # MPI may write there after a wait that has failed
+        request = self.comm.Ibcast(result, root) if root is not None else self.comm.Iallgather(numbers, result)
+        self.wait_or_abort(request, "for what the other ranks say of their blocks or schedules")
         del UNFINISHED[id(result)]
         return result
 

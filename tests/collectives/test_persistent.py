@@ -219,3 +219,29 @@ def test_what_ranks_agreed_on_is_not_asked_of_a_later_call(comm):
     communicator.Iallreduce(np.ones(3), np.ones(3), algorithm="native").Wait()
     assert communicator._queue.agreed is None
     communicator.release()
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("blocking", [True, False])
+def test_who_asks_what_others_call_waits_no_longer_than_others(comm, blocking):
+    """With debug=True a rank waited without end for what a rank that never comes would call, and release for both."""
+    from collectives import Communicator
+    from collectives.failures.aborted import Aborted
+
+    communicator = Communicator(comm, debug=True)
+    communicator._planner.deadline.seconds = 0.3
+    agreement, arrays = communicator._agreement, [np.ones(4) for _ in range(3)]
+    if comm.rank == 0:
+        requests = [] if blocking else [communicator.Iallreduce(None, x) for x in arrays]
+        with pytest.raises(TimeoutError, match="what the other ranks are about to call"):
+            communicator.Allreduce(None, arrays[0]) if blocking else requests[0].Wait()
+        with pytest.raises(Aborted, match="about to call"):
+            communicator.Iallreduce(None, arrays[1]) if blocking else requests[1].Wait()
+    comm.Barrier()
+    exchanges = 0 if comm.rank == 0 else 2 if blocking else 3
+    for _ in range(exchanges):  # so that nothing is in flight as MPI ends
+        agreement.exchange("nothing", "the end")
+    for request, *_ in agreement.pending:
+        request.Wait()
+    communicator.release()
+    comm.Barrier()
