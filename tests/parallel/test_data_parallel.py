@@ -304,7 +304,7 @@ def test_aliased_buffers_are_caught(comm, monkeypatch):
     with pytest.raises(RuntimeError, match=r"the gradients of rank \d are not in memory of their own"):
         distributed(comm, mlp())
     monkeypatch.undo()
-    monkeypatch.setattr(SharedWindow, "common", lambda window, shape, dtype=float: np.zeros(shape, dtype))
+    monkeypatch.setattr(SharedWindow, "empty_common", lambda window, shape, dtype=float: np.zeros(shape, dtype))
     with pytest.raises(RuntimeError, match=r"does not see the parameters that rank \d writes"):
         distributed(comm, mlp())
     monkeypatch.undo()
