@@ -9,5 +9,6 @@
 | job_end.py | when one rank fails all end, within seconds, with rank and cause |
 | aborted.py | what later calls raise on a communicator on which a rank has aborted one |
 | awake.py | a clock that stands still where this process does |
+| deadline.py | how long ranks wait for each other: the loop of every wait that lasts |
 | revocation.py | the communicators to revoke when a rank has died |
 """
