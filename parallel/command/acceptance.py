@@ -21,6 +21,7 @@ from parallel.launch import launcher
 
 MIB = 1 << 20
 NODE_MEMORY = 256 * MIB  # of /dev/shm, on each host
+BUSY = 1.5  # programs that want a core, for each of them, in the last minute
 SLOW_START = 30.0  # seconds until Python has loaded what it needs
 ALIKE = ("ringprop", "commit", "python", "numpy", "mpi4py", "mpi", "blas", "processor")  # facts that should not differ
 MUST_BE_ALIKE = ("ringprop", "commit", "mpi")
@@ -79,6 +80,7 @@ def facts(loaded: float) -> dict:
         "cores": launcher.cores(),
         "affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
         "node_memory": free,
+        "load": os.getloadavg()[0],
         "loaded": loaded,
     }
 
@@ -216,6 +218,19 @@ def node_memory(ranks: Sequence[dict]) -> Finding:
         )
         return Finding("/dev/shm", WARNING, text, advice)
     return Finding("/dev/shm", OK, text)
+
+
+def load(ranks: Sequence[dict]) -> Finding:
+    """Judge whether other programs use the cores: then times say little."""
+    busy = []
+    for host, its in hosts_of(ranks).items():
+        cores, found = cores_of([ranks[rank] for rank in its]), max(ranks[rank]["load"] for rank in its)
+        if found > BUSY * cores:
+            busy.append(f"{host} had a load of {found:.1f} on {cores} cores")
+    if busy:
+        advice = "other programs use the cores, so times say little: repeat this on hosts of your own"
+        return Finding("load", WARNING, "; ".join(busy), advice)
+    return Finding("load", OK, "the cores were free")
 
 
 def start(ranks: Sequence[dict]) -> Finding:

@@ -124,6 +124,7 @@ def checks(options, world, ranks: list[dict]) -> Iterator[Finding]:
     yield from acceptance.threads(ranks, acceptance.started_by())
     yield acceptance.node_memory(ranks)
     yield acceptance.start(ranks)
+    yield acceptance.load(ranks)
     yield trials.shared_directory(world, ranks)
     if world.size == 1:
         advice = "ringprop doctor --ranks 2, mpirun or srun"

@@ -22,13 +22,14 @@ def facts(**others) -> dict:
     return {
         "host": "a", "python": "3.12.1", "executable": "python", "ringprop": "1", "commit": "c" * 40, "numpy": "2.1",
         "mpi4py": "4.0", "mpi": "Open MPI v5", "threads_of_mpi": True, "blas": "openblas 0.3", "processor": "EPYC",
-        "threads": 1, "cores": 2, "affinity": [0, 1], "node_memory": 1 << 30, "loaded": 1.0,
+        "threads": 1, "cores": 2, "affinity": [0, 1], "node_memory": 1 << 30, "loaded": 1.0, "load": 0.3,
     } | others  # fmt: skip
 
 
 def judged(ranks: list[dict]) -> list[Finding]:
     found = [acceptance.hello(ranks), *acceptance.alike(ranks), acceptance.threads_of_mpi(ranks)]
-    found += [*acceptance.threads(ranks, "Open MPI"), acceptance.node_memory(ranks), acceptance.start(ranks)]
+    found += [*acceptance.threads(ranks, "Open MPI"), acceptance.node_memory(ranks)]
+    found += [acceptance.start(ranks), acceptance.load(ranks)]
     return found
 
 
@@ -49,6 +50,7 @@ def test_healthy_ranks_have_nothing_to_set():
         ({"threads": 2}, "threads", WARNING, "2 ranks with 3 BLAS threads on 2 cores", "OMP_NUM_THREADS=1"),
         ({"node_memory": 64 << 20}, "/dev/shm", WARNING, "64 MiB are free in /dev/shm on a", "--shm-size"),
         ({"loaded": 99.0}, "start", WARNING, "99.0 s on rank 1", "container image"),
+        ({"load": 8.0}, "load", WARNING, "a had a load of 8.0 on 2 cores", "times say little"),
     ],
 )
 def test_what_is_wrong_on_one_rank_is_named(other, check, status, words, advice):
