@@ -40,6 +40,7 @@ FEATURES, ITEM = 128, 4
 LENGTHS, HEADS = (256, 1024, 2048, 4096), (1, 2, 4)
 LABS = ((2, 100), (2, 1000), (4, 100), (4, 1000))  # hosts, Mbit/s
 POSITIONS = (256, 4096)  # of a rank, that choose two experts each
+SIZES = tuple(4**k for k in range(2, 12))  # bytes of the messages that are measured
 RUNS, REST = 7, 4e-3  # a bucket of the lab's cables is full again then
 
 
@@ -106,7 +107,7 @@ def work(file: str, runs: int, cases: list) -> None:
     from parallel.strategies.expert.dispatch import ExpertRanks
 
     world = MPI.COMM_WORLD
-    measured = measure_network(world, seconds=0.05)
+    measured = measure_network(world, SIZES[:: 1 if runs == RUNS else 3], 0.05 if runs == RUNS else 0.005)
     if world.rank == 0:
         measured.save(file)
     communicator = Communicator(world)

@@ -44,6 +44,7 @@ def test_an_alltoallv_of_experts_stands_beside_its_price():
     assert (short.peer_name, short.unit) == ("price", "us") and 0 < short.peer < long.peer and long.ours > 0
 
 
+@pytest.mark.exhaustive
 def test_the_lab_measures_attention_beside_prices():
     import bench_crossover
     import netlab
