@@ -37,10 +37,20 @@ def libraries_differ(op: MPI.Op, dtype: np.dtype | None) -> bool:
     return dtype.kind in "iu" and dtype.itemsize < 4 and op.handle in WRAPPING
 
 
+# operation -> codes of the types that MPI libraries reduce as NumPy does, all values of them
+ALIKE = {
+    op.handle: {
+        code
+        for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
+        if np.dtype(code).kind in UFUNCS[op.handle][2] and not libraries_differ(op, np.dtype(code))
+    }
+    for op in (MPI.SUM, MPI.PROD, MPI.MAX, MPI.MIN)
+}
+
+
 def reduced_alike(op: MPI.Op, dtype: np.dtype) -> bool:
     """Return whether MPI libraries reduce all values as NumPy does; False where MPI may not define the operation."""
-    _, _, kinds = UFUNCS.get(op.handle, (None, None, ""))
-    return dtype.kind in kinds and not libraries_differ(op, dtype)
+    return dtype.char in ALIKE.get(op.handle, ())
 
 
 def by_numpy(op: MPI.Op, dtype: np.dtype, source: tuple, target: tuple) -> Callable[[], object]:
