@@ -203,7 +203,7 @@ class EventSimulation:
             self.flows = Flows(
                 network, self.nodes, node_count, self.queue.at, self.left_channels, shares, representatives
             )
-        self.keep_order = bool(network.inside.points), self.flows is not None
+        self.keep_order = bool(network.inside.points), bool(network.between.points)  # latencies depend on lengths
         self.last_arrival: dict[tuple[int, int], float] = {}  # (source, dest) -> when the last message is there
         self.run()
 

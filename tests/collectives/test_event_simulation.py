@@ -15,7 +15,7 @@ from collectives.pricing import price as pricing
 from collectives.pricing import progress_bar, topology
 from collectives.pricing.critical_path import waits
 from collectives.pricing.lower_bounds import lower_bound
-from collectives.pricing.networks import NETWORKS, ROUNDS, Link, Network, Point, fit
+from collectives.pricing.networks import NETWORKS, ROUNDS, Link, Network, Point, find_network, fit
 from collectives.pricing.price import price
 from collectives.pricing.symmetry import smallest_block
 from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Send, chunk
@@ -231,11 +231,15 @@ def test_rings_on_a_thousand_ranks_of_a_fat_tree_take_seconds():
 
 
 @pytest.mark.exhaustive
-def test_doubling_on_65536_ranks_of_a_fat_tree_takes_seconds():
-    """One rank stands for all: its 16 messages instead of a million."""
+@pytest.mark.parametrize(
+    ("name", "shape", "messages"),
+    [("doubling", "fat-tree:k=64,oversubscription=4", 16), ("ring", "nodes:nodes=8192,ranks=8", 2 * 65535)],
+)
+def test_65536_ranks_take_seconds(name, shape, messages):
+    """One rank, or those of a node, stand for all: 16 messages instead of a million, a million instead of billions."""
     begin = time.process_time()
-    got = price(ALGORITHMS["allreduce"]["doubling"], 1 << 16, 1 << 16, 4, Network.fat_tree(64, 4))
-    assert got.method == "one block for all" and got.messages == 16 << 16
+    got = price(ALGORITHMS["allreduce"][name], 1 << 16, 1 << 16, 4, find_network(shape))
+    assert got.method == "one block for all" and got.messages == messages << 16
     assert time.process_time() - begin < 20
 
 
