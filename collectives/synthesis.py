@@ -44,6 +44,7 @@ from collectives.steps import Blocks, Recv, RecvReduce, Round, Send, blocks, chu
 OPERATIONS = ("allgather", "reduce_scatter", "allreduce")
 MOST_RANKS = 128
 CHUNKS = 4  # most pieces of a block that are tried where the caller does not say
+TRIES, TRIES_WORK = 60, 1_500_000  # random searches; their arcs x ranks x chunks, of which all take some ten seconds
 RING_CHUNKS = 1, 2, 4, 8, 16  # the same of rings of parts, until the bound is near
 NEAR_BOUND = 0.97
 MOST_TREES = 24
@@ -185,7 +186,7 @@ def synthesize(
     operation: str,
     network: Network | str,
     chunks: int | None = None,
-    tries: int = 60,
+    tries: int | None = None,
     seed: int = 0,
     nbytes: int | None = None,
 ) -> Schedule:
@@ -198,8 +199,11 @@ def synthesize(
         With a topology; a rank on each host (those that its placement names).
     chunks : int, optional
         Into which matchings and rings of parts cut every block; by default as many as come near to the bound.
-    tries, seed : int
-        Random searches for each number of chunks.
+    tries : int, optional
+        Random searches for each number of chunks; by default 60, and fewer on large networks: 64 ranks take less than a
+        minute.
+    seed : int
+        Of these searches.
     nbytes : int, optional
         Bytes of the vector; by default a vector without end. What is found is priced on the network, and the cheapest
         counts. With `nbytes` all numbers of chunks are priced, and trees with fewer segments too: short vectors pay for
@@ -230,7 +234,7 @@ def synthesize(
         raise ValueError(
             "synthesize needs a network with a topology, such as Network.torus((4, 4)) or 'torus:dims=4x4'"
         )
-    for name, value in (("chunks", chunks), ("nbytes", nbytes)):
+    for name, value in (("chunks", chunks), ("nbytes", nbytes), ("tries", tries)):
         if value is not None and (type(value) is not int or value < 1):
             raise ValueError(f"{name} must be a whole number >= 1, not {value!r}")
     hosts = network.placement or range(len(network.topology.hosts))
@@ -255,11 +259,13 @@ def synthesize(
     rings: list[Schedule] = []
     trees: list[Schedule] = []
     numbers = (chunks,) if chunks else range(1, CHUNKS + 1)
-    units, bar = units_of(topology, narrowest), ProgressBar(tries * len(numbers))
+    affordable = {number: TRIES_WORK // (len(arcs) * size * number) for number in numbers}
+    attempts = {number: tries or min(TRIES, max(1, affordable[number])) for number in numbers}
+    units, bar = units_of(topology, narrowest), ProgressBar(len(numbers))
     for row, number in enumerate(numbers):
         shortest = None
-        for attempt in range(tries):
-            bar.update(row * tries + attempt)
+        for attempt in range(attempts[number]):
+            bar.update(row + attempt / attempts[number])
             steps = matching(size, arcs, units, number, random.Random(f"{seed} {number} {attempt}"))
             shortest = steps if shortest is None or len(steps) < len(shortest) else shortest
             if len(shortest) / narrowest / (size * number) <= half * (1 + 1e-9):
