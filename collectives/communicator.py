@@ -347,9 +347,10 @@ class Communicator(MPI.Intracomm):
         return communicator
 
     def release(self):
-        """Free the plans and the private duplicate (collective); RuntimeError while collectives are in flight.
+        """Free the plans and the private duplicate (collective). The next collective makes them anew, with defaults.
 
-        The next collective makes them anew, with default settings.
+        RuntimeError, before anything is freed, while collectives are in flight or persistent ones active; those of a
+        communicator on which a call has ended early end with it.
         """
         with_progress(self._release)
 

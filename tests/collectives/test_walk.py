@@ -13,7 +13,8 @@ ROOT = Path(collectives.__file__).parent
 # What compiles a schedule counts as one, with the schedule itself.
 COMPILER = {"executor/program.py", "executor/fusing.py", "steps.py"}
 # What the calls of a plan are made of, and what a rank passes that waits long for another.
-CALLS = {f"node_memory/{name}.py" for name in ("barriers", "flags", "reduction")} | {"failures/awake.py", "progress.py"}
+CALLS = {f"node_memory/{name}.py" for name in ("barriers", "flags", "reduction")}
+CALLS |= {"failures/awake.py", "failures/deadline.py", "progress.py"}
 
 
 class Walk:
