@@ -240,6 +240,7 @@ class Descent(Optimizer):
     def slots(self):
         return "velocity" if self.mistake == "slots" else ("velocity",)
 
+    @np.errstate(invalid="ignore", divide="ignore")
     def apply(self, w, g, slots, step, region, sum_over_slices=None):
         if self.mistake == "norm":
             g /= np.linalg.norm(g)
