@@ -14,7 +14,8 @@ reduce-scatter; both after each other are an allreduce.
 
 *Parts*: without its narrow channels a network falls into parts, such as the hosts of each edge switch. Blocks go round
 a ring of equal parts, and each rank that gets one copies it to the others of its part. A narrow channel carries
-messages between the same ranks in every step, so ranks that run ahead of others delay nobody.
+messages between the same ranks in every step, so ranks that run ahead of others delay nobody. With one rank in each
+part it is the ordinary ring, as fast as anything on a star.
 
 *Packed trees*, for an allreduce of long vectors: spanning trees that share the channels evenly, each for its part of
 the vector. Segments follow each other up to the root, added on the way, and down again (ForestColl, Zhao et al. 2024,
@@ -249,7 +250,8 @@ def synthesize(
     arcs = arcs_of(topology, tuple(hosts), both_ways=operation != "allgather")
     bound, half = bandwidth_bound(network, operation), allgather_bound(topology, hosts)
     narrowest = min(topology.channels[i].bandwidth for arc in arcs for i in arc.channels)
-    equal_parts = [
+    equal_parts = [[[rank] for rank in range(size)]]  # an ordinary ring
+    equal_parts += [
         parts
         for parts, _ in parts_of(topology, [topology.hosts[host] for host in hosts])
         if len({len(part) for part in parts}) == 1
@@ -275,7 +277,7 @@ def synthesize(
     for parts in equal_parts:
         for number in (chunks,) if chunks else RING_CHUNKS:
             rings.append(from_allgather(number, around_parts(parts, number)))
-            if rings[-1].share_of_bound > NEAR_BOUND:
+            if rings[-1].share_of_bound > NEAR_BOUND or len(parts) == size:
                 break
     long = lambda schedule: schedule.seconds_per_byte
     if operation == "allreduce" and min(matchings + rings, key=long).share_of_bound < NEAR_BOUND:
