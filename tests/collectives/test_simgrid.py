@@ -26,14 +26,15 @@ PYTHON, REPLAY = "/usr/bin/python3", Path(__file__).with_name("simgrid_replay.py
 BANDWIDTH, LATENCY = 1.25e9, 5e-6
 SIDES = {4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8)}
 NETWORKS = {
-    "star": lambda p: Network.star(p, BANDWIDTH, LATENCY),
-    "backbone": lambda p: Network.on(backbone(p, BANDWIDTH, LATENCY, 4 * BANDWIDTH)),
-    "fat tree": lambda p: Network.fat_tree(4 if p <= 16 else 8, 4, BANDWIDTH, LATENCY),
-    "torus": lambda p: Network.torus(SIDES[p], BANDWIDTH, LATENCY),
-    "dragonfly": lambda p: Network.dragonfly(2, 4, 2, BANDWIDTH, LATENCY),
+    "star": lambda p, bandwidth=BANDWIDTH: Network.star(p, bandwidth, LATENCY),
+    "backbone": lambda p, bandwidth=BANDWIDTH: Network.on(backbone(p, bandwidth, LATENCY, 4 * bandwidth)),
+    "fat tree": lambda p, bandwidth=BANDWIDTH: Network.fat_tree(4 if p <= 16 else 8, 4, bandwidth, LATENCY),
+    "torus": lambda p, bandwidth=BANDWIDTH: Network.torus(SIDES[p], bandwidth, LATENCY),
+    "dragonfly": lambda p, bandwidth=BANDWIDTH: Network.dragonfly(2, 4, 2, bandwidth, LATENCY),
 }
 SHORT, LONG, VERY_LONG = 4 << 10, 1 << 20, 64 << 20  # bytes
-EQUAL = 1e-4  # relative; the worst is 5e-5: in an alltoall of 64 ranks on a fat tree, differences of rounding grow
+EQUAL, MOST = 1e-6, 0.01  # relative
+NEARLY_ONE = [1 + sign * 10.0**-k for k in (10, 12, 14, 15) for sign in (1, -1)]
 
 
 @cache
@@ -88,15 +89,24 @@ def seconds_of_simgrid(p, network, chosen, own_latencies=False):
     return json.loads(done.stdout)
 
 
-def compare(p, network, chosen):
+def compare(p, name, chosen):
+    """Prices are SimGrid's; or they differ by less than prices on bandwidths that differ by rounding do.
+
+    Where many messages share channels, a difference of rounding may decide which of two is first, and grow: a double
+    tree of 64 MiB with 256 segments, on 16 ranks of the fat tree, has prices that differ by 0.14%.
+    """
+    network = NETWORKS[name](p)
     for (case, entry, count), seconds in zip(chosen, seconds_of_simgrid(p, network, chosen), strict=True):
-        assert price(entry, p, count, 4, network).seconds == pytest.approx(seconds, rel=EQUAL), case
+        ours = price(entry, p, count, 4, network).seconds
+        if ours != pytest.approx(seconds, rel=EQUAL):
+            others = (NETWORKS[name](p, BANDWIDTH * factor) for factor in NEARLY_ONE)
+            prices = [ours, *(price(entry, p, count, 4, other).seconds for other in others)]
+            assert ours == pytest.approx(seconds, rel=min(MOST, max(prices) / min(prices) - 1)), case
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_prices_are_those_of_simgrid(name):
-    network = NETWORKS[name](8)
-    compare(8, network, cases(8, network, [LONG])[list(NETWORKS).index(name) :: 7])
+    compare(8, name, cases(8, NETWORKS[name](8), [LONG])[list(NETWORKS).index(name) :: 7])
 
 
 @pytest.mark.exhaustive
@@ -105,8 +115,7 @@ def test_prices_are_those_of_simgrid(name):
 @pytest.mark.parametrize("p", SIDES)
 def test_prices_of_all_algorithms_are_those_of_simgrid(p, name, nbytes):
     """It takes 0.3 ms a message: for 64 ranks a minute or two."""
-    network = NETWORKS[name](p)
-    compare(p, network, cases(p, network, [nbytes]))
+    compare(p, name, cases(p, NETWORKS[name](p), [nbytes]))
 
 
 class SendersWaitForArrival(EventSimulation):
