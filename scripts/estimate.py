@@ -221,7 +221,7 @@ def plan(options, job, network, name: str, limit: float) -> int:
         return Scaled(p, *strong_and_weak(job, p, again if p.ranks > 1 else lambda job: p))
 
     (count,) = options.ranks
-    print(f"network: {name}, {node_size(network, count)}; {network.source}")
+    print("; ".join(filter(None, [f"network: {name}, {node_size(network, count)}", network.source])))
     if count <= MOST_PLANNED:
         try:
             print(f"stages without flush: {plan_stages(job, count, network, limit)}")
@@ -270,7 +270,7 @@ def over_ranks(options, job, network, name: str, limit: float) -> int:
     title = f"{options.model} on {name}"
     one = seconds(serial(job).seconds)
     print(f"{title}: {nbytes(job.parameters)} of parameters, {options.batch:,} samples a step, one rank {one}")
-    print(f"network: {node_size(network, max(options.ranks))}; {network.source}\n")
+    print("; ".join(filter(None, [f"network: {node_size(network, max(options.ranks))}", network.source])), end="\n\n")
     curves = of_one(options, job, network) if options.strategy != "all" else of_all(options, job, network, limit)
     rows = next(iter(curves.values()))
     print(table(rows, options.batch, Run(options.samples or 0.0, options.price or 0.0), limit))
