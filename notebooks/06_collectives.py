@@ -22,7 +22,7 @@
 # 4. scatter and gather: messages that carry several;
 # 5. alltoall: everybody to everybody.
 #
-# You write four of them. An algorithm here is a **schedule**, a small generator: for its rank it yields round after
+# You write six of them. An algorithm here is a **schedule**, a small generator: for its rank it yields round after
 # round what is sent and received. The same text is then *checked* for all ranks, *drawn*, *priced* on a network of any
 # size, and *run* over MPI.
 
@@ -36,7 +36,8 @@ import numpy as np
 
 import checks
 import collectives
-from collectives import Copy, Recv, Send, chunk, puzzles
+import exercises.patterns as exercise
+from collectives import Copy, Recv, RecvReduce, Send, chunk, puzzles
 from collectives.algorithms import alltoall, broadcast, reduce, scatter
 from collectives.pricing.lower_bounds import lower_bound
 from collectives.pricing.networks import Network
@@ -233,7 +234,31 @@ plt.show()
 
 # %% [markdown]
 # How many pieces? With k of them the chain takes $(p - 2 + k)(\alpha + \beta n / k)$: more pieces, less waiting for the
-# first, but more starts. The best is $k = \sqrt{(p-2)\, \beta n / \alpha}$. And there is a third way, which
+# first, but more starts.
+#
+# **Exercise 3.** Which k is the best? (Multiply out: one term grows with k, one falls. It need not be a whole number,
+# but at least 1.)
+
+
+# %%
+def best_pieces(p, n, alpha, beta):
+    """Pieces of n bytes for which a chain of p ranks is fastest."""
+    # gap: where the derivative with respect to k is 0
+    # return p
+    # solution
+    return max(1, np.sqrt((p - 2) * beta * n / alpha))
+    # wrong: at least one piece
+    # return np.sqrt((p - 2) * beta * n / alpha)
+    # wrong: pieces, which takes
+    # return max(1, (p - 2) * beta * n / alpha)
+    # end
+
+
+# %%
+exercise.check_pieces(best_pieces)
+
+# %% [markdown]
+# And there is a third way, which
 # *scatters* the vector in p parts, and then lets everybody gather them (van de Geijn): twice $\beta n$, however many
 # ranks there are. All of them, on a network of 10 Gbit/s and 20 µs, with 32 ranks; black is what nobody can go below:
 
@@ -244,7 +269,7 @@ ways = {
     "one by one": lambda n: collectives.price(broadcast.flat, p, n, 1, network),
     "tree": lambda n: collectives.price(tree, p, n, 1, network),
     "chain, best pieces": lambda n: collectives.price(
-        broadcast.chain, p, n, 1, network, segment=max(1, round(n / max(1, (p - 2) * 8e-10 * n / 20e-6) ** 0.5))
+        broadcast.chain, p, n, 1, network, segment=max(1, round(n / best_pieces(p, n, 20e-6, 8e-10)))
     ),
     "scatter and allgather": lambda n: collectives.price(broadcast.scatter_allgather, p, n, 1, network),
 }
@@ -262,7 +287,51 @@ plt.show()
 # ## Reduce: a broadcast backwards
 #
 # All have an x, rank 0 is to have the sum. Turn the arrows of the tree round, and *add* what arrives: that is all. The
-# step that receives and adds is called `RecvReduce`. Circles with a plus are additions.
+# step that receives and adds is called `RecvReduce`.
+#
+# **Exercise 4.** Write it. What was the last round of the broadcast is the first one here: in the round of k those from
+# k to 2 k - 1 send to the rank k places before them.
+
+# %%
+print(exercise.reduce)
+
+
+# %%
+def backwards(rank, size, count):
+    """The sum of all x on rank 0."""
+    k = 1
+    while 2 * k < size:
+        k *= 2
+    while k:  # the largest power of two below size, then half of it, ...
+        # gap: ranks k to 2 k - 1 send; who adds?
+        # if rank == k:
+        #     yield (Send(0, "x", 0, count),)
+        # elif rank == 0 and k < size:
+        #     yield (RecvReduce(k, "x", 0, count),)
+        # solution
+        if k <= rank < 2 * k:
+            yield (Send(rank - k, "x", 0, count),)
+        elif rank < k and rank + k < size:
+            yield (RecvReduce(rank + k, "x", 0, count),)
+        # wrong: wrong
+        # if k <= rank < 2 * k:
+        #     yield (Send(rank - k, "x", 0, count),)
+        # elif rank < k and rank + k < size:
+        #     yield (Recv(rank + k, "x", 0, count),)
+        # wrong: wrong
+        # if k <= rank < 2 * k:
+        #     yield (Send(rank - k, "x", 0, count),)
+        # elif rank < k:
+        #     yield (RecvReduce(rank + k, "x", 0, count),)
+        # end
+        k //= 2
+
+
+# %%
+checks.graded(exercise.reduce.grade(backwards))
+
+# %% [markdown]
+# The library's; circles with a plus are additions:
 
 # %%
 collectives.draw(reduce.binomial, 8, 4, title="reduce: the tree, backwards")
@@ -272,12 +341,58 @@ collectives.draw(reduce.binomial, 8, 4, title="reduce: the tree, backwards")
 # not be exchanged at all. So the tree pairs *neighbours*: 0 with 1, 2 with 3, then 0..1 with 2..3, so that the operands
 # stay in rank order.
 #
+# Sometimes each rank needs the sum of all *up to* itself: where does my share begin, if every rank has another number
+# of samples? MPI calls it **scan**.
+#
+# **Exercise 5.** Running sums in three rounds on eight ranks. In the first round each rank sends its x to the next one,
+# which adds it; now every rank knows the sum of two. Whom does it send that to? (All steps of a round happen at once:
+# what is sent is x as it was before.)
+
+# %%
+print(puzzles.scan)
+
+
+# %%
+def running_sums(rank, size, count):
+    """x becomes the sum of the x of ranks 0 to this one."""
+    k = 1
+    while k < size:
+        # gap: in one round send k places on, and add what comes from k places before, if there are such ranks
+        # if rank == k - 1:
+        #     yield (Send(k, "x", 0, count),)
+        # elif rank == k:
+        #     yield (RecvReduce(k - 1, "x", 0, count),)
+        # k += 1
+        # solution
+        send = [Send(rank + k, "x", 0, count)] if rank + k < size else []
+        receive = [RecvReduce(rank - k, "x", 0, count)] if rank >= k else []
+        yield (*send, *receive)
+        k *= 2
+        # wrong: wrong
+        # send = [Send((rank + k) % size, "x", 0, count)]
+        # receive = [RecvReduce((rank - k) % size, "x", 0, count)]
+        # yield (*send, *receive)
+        # k *= 2
+        # wrong: wrong
+        # if rank >= k:
+        #     yield (RecvReduce(rank - k, "x", 0, count),)
+        # if rank + k < size:
+        #     yield (Send(rank + k, "x", 0, count),)
+        # k *= 2
+        # end
+
+
+# %%
+checks.graded(puzzles.scan.grade(running_sums))
+collectives.draw(running_sums, 8, 4, title="running sums")
+
+# %% [markdown]
 # ## Scatter and gather
 #
 # Now every rank has a block of its own, and rank 0 collects them, or deals them out. All blocks must pass through rank
 # 0's one port, so $\frac{p-1}{p} n \beta$ cannot be avoided. But p - 1 *starts* can: if blocks travel together.
 #
-# **Exercise 3.** In the first round every odd rank hands its block to its left neighbour. In the second, ranks 2, 6,
+# **Exercise 6.** In the first round every odd rank hands its block to its left neighbour. In the second, ranks 2, 6,
 # ... hand over two blocks to 0, 4, ... And so on. Rank 0 receives in `y`, where everything has its place; the others
 # collect in a buffer `mine` of their own, which begins with their own block.
 
@@ -355,7 +470,7 @@ plt.show()
 # Everybody has a block for everybody: a matrix whose rows lie on different ranks, and which is to be transposed. No
 # root here: all ports can be busy all the time.
 #
-# **Exercise 4.** For k = 1 ... p - 1, a round for each, every rank sends to the one k places to its right. From whom
+# **Exercise 7.** For k = 1 ... p - 1, a round for each, every rank sends to the one k places to its right. From whom
 # does it receive, and where in y does that block belong? Write the two steps of a round.
 
 # %%
@@ -437,7 +552,7 @@ comm.Bcast(x, root=2, algorithm="binomial")
 x
 
 # %% [markdown]
-# **To try further.** `puzzles.scan` asks for running sums in three rounds. Draw `scatter.binomial` with 6 ranks: what
+# **To try further.** Draw `scatter.binomial` with 6 ranks: what
 # happens where there is no partner? Price the four broadcasts on `"infiniband"` in place of our network: where do the
 # borders move? All algorithms: `collectives.ALGORITHMS["broadcast"]`.
 #
