@@ -119,7 +119,7 @@ def test_a_replica_of_several_ranks_is_one_of_one_rank(comm, together):
                 x[0] = np.nan
             many.step(x, y, total)
     free(many)
-    with pytest.raises(ValueError, match="pipedream in a replica: it updates its stages itself"):
+    with pytest.raises(ValueError, match="pipedream in a replica: it updates its stages after every mini-batch"):
         make(comm, "LocalSGD", pipeline=2, schedule="pipedream")
 
 
