@@ -126,8 +126,10 @@ class PipeDreamStep(Step):
         """Go on in the row as far as mini-batches are there; or until nothing is in flight."""
         while self.due(to_the_end):
             action = self.now
-            yield Round(chain(self.receives_ahead(), self.receives_until(action)), (), self.work(action))
-            yield Round((), self.sends(action), ())
+            receives = chain(self.receives_ahead(), self.receives_until(action)) if self.sources else ()
+            yield Round(receives, (), self.work(action))
+            if action.kind in self.targets:
+                yield Round((), (self.sent(action),), ())
             self.end(action)
             self.now = next(self.row)
 
@@ -330,14 +332,13 @@ class PipeDreamStep(Step):
         if kind in self.done:
             reads = (Place(INPUT[kind], stage, b),) if kind in self.sources else ()
             writes = (Place(OUTPUT[kind], stage, b),) if kind in self.targets else ()
-            yield Work(action, reads, writes, kind == "B")
+            yield Work(action, reads, writes, kind == "B" and self.count > 1)
 
-    def sends(self, action: Action) -> Iterator[Message]:
+    def sent(self, action: Action) -> Message:
         """Return the send of what an action has written."""
         stage, kind, b = action
-        if kind in self.targets:
-            peer = self.pipeline.placement.rank_of(self.targets[kind], b)
-            yield Message(peer, None, Place(OUTPUT[kind], stage, b), self.batches[b].step)
+        peer = self.pipeline.placement.rank_of(self.targets[kind], b)
+        return Message(peer, None, Place(OUTPUT[kind], stage, b), self.batches[b].step)
 
     # ------------------------------------------------------------------------------------------------ actions
 
