@@ -152,7 +152,7 @@ def test_a_check_that_passes_what_is_wrong_and_a_wrong_solution_are_found(folder
     folder(STEP.replace("yours is 1.5", "yours is 2.5"))
     assert course.main([]) == 1
     assert "the check says 'the step: yours is 1.5, and 0.5 is wanted.', not 'yours is 2.5'" in capsys.readouterr().err
-    folder(STEP.replace("0.5 * g", "0.25 * g"))
+    folder(STEP.replace("w - 0.5 * g", "w - 0.25 * g"))
     assert course.main([]) == 1
     assert "the solution is not right: the step: yours is 0.75, and 0.5 is wanted" in capsys.readouterr().err
 
