@@ -101,6 +101,11 @@ def three_parts(rng, count, validation, test):
     # wrong: Shuffle first
     # order = np.arange(count)
     # return order[: -validation - test], order[-validation - test : -test], order[-test:]
+    # wrong: Shuffle first
+    # order = np.arange(count)[::-1]
+    # return order[validation + test :], order[:validation], order[validation : validation + test]
+    # wrong: leave 50 for training
+    # return count - validation - test, validation, test
     # end
 
 

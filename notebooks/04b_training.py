@@ -73,6 +73,12 @@ def log_softmax(z):
     # wrong: which number makes the largest exponent 0
     # z = z - z.max()
     # return z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+    # wrong: far apart
+    # z = z - z.mean(axis=1, keepdims=True)
+    # return z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+    # wrong: far apart
+    # e = np.exp(z - z.max(axis=1, keepdims=True))
+    # return np.log(e / e.sum(axis=1, keepdims=True))
     # end
 
 
@@ -278,6 +284,10 @@ def he_weights(rng, inputs, outputs):
     return rng.standard_normal((inputs, outputs)) * np.sqrt(2 / inputs)
     # wrong: times as large. ReLU makes half of them 0
     # return rng.standard_normal((inputs, outputs)) * 2 / np.sqrt(inputs)
+    # wrong: times as large. ReLU makes half of them 0
+    # return rng.standard_normal((inputs, outputs)) * np.sqrt(2 / outputs)
+    # wrong: times as large. ReLU makes half of them 0
+    # return rng.standard_normal((inputs, outputs)) * np.sqrt(4 / (inputs + outputs))
     # end
 
 
@@ -511,7 +521,10 @@ def clip(gradients, limit):
     # wrong: gradients that are shorter than the limit stay as they are
     # length = np.sqrt(sum(np.sum(g**2) for g in gradients))
     # return [g * limit / length for g in gradients]
-    # wrong: 1 is the limit
+    # wrong: 2 is the limit
+    # length = np.sqrt(sum(np.sum(g**2) for g in gradients))
+    # return [g / max(1, length) for g in gradients]
+    # wrong: 2 is the limit
     # length = sum(np.linalg.norm(g) for g in gradients)
     # return [g * min(1, limit / length) for g in gradients]
     # end

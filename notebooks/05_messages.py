@@ -104,6 +104,8 @@ def share(rank, size, count):
     # wrong: spread the remainder
     # each = count // size
     # return rank * each, (rank + 1) * each if rank < size - 1 else count
+    # wrong: must begin and end with whole numbers
+    # return rank * count / size, (rank + 1) * count / size
     # wrong: do not follow each other
     # each = -(-count // size)
     # return rank * each, (rank + 1) * each

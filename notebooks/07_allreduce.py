@@ -370,13 +370,15 @@ def border(p, alpha, beta):
     return alpha * (2 * (p - 1) - rounds) / (beta * (rounds - 2 * (p - 1) / p))
     # wrong: there doubling takes
     # return alpha * (2 * (p - 1) - rounds) / (beta * rounds)
+    # wrong: at least one for each rank is expected
+    # return alpha * (2 * (p - 1) - rounds) * beta * (rounds - 2 * (p - 1) / p)
     # end
 
 
 # %%
 for ranks in (8, 32, 256):
     n = float(checks.numbers(border, ranks, 20e-6, 8e-10))
-    checks.expect(0 < n < 1e15, f"for {ranks} ranks you say {n:g}, and a positive number of bytes is expected")
+    checks.expect(ranks <= n < 1e15, f"for {ranks} ranks you say {n:g} bytes; at least one for each rank is expected")
     both = [
         collectives.price(way, ranks, round(n / ranks) * ranks, 1, network).seconds
         for way in (allreduce.doubling, allreduce.ring)

@@ -12,6 +12,10 @@ from collectives import Send
 def check_share(share):
     for count, size in ((20, 4), (10, 4), (7, 3), (2, 5)):
         got = [checks.several(2, share, rank, size, count) for rank in range(size)]
+        checks.expect(
+            all(isinstance(end, int | np.integer) for ends in got for end in ends),
+            f"{count} samples on {size} ranks: the shares {got} must begin and end with whole numbers.",
+        )
         lengths = [hi - lo for lo, hi in got]
         first = [0, *(hi for _, hi in got)]
         checks.expect(

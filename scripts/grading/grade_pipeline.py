@@ -28,6 +28,7 @@ def each_shape(name):
 
 
 @pytest.mark.points(15, "both schedules can run, for all numbers of ranks and micro-batches")
+@pytest.mark.mpi(ranks=1)
 @pytest.mark.parametrize("name", ["one_f_one_b", "zero_bubble"])
 def test_schedules_run(name):
     for ranks, micro_batches, found in each_shape(name):
@@ -36,6 +37,7 @@ def test_schedules_run(name):
 
 
 @pytest.mark.points(20, "no rank keeps more micro-batches than there are ranks")
+@pytest.mark.mpi(ranks=1)
 @pytest.mark.parametrize("name", ["one_f_one_b", "zero_bubble"])
 def test_memory(name):
     for ranks, micro_batches, found in each_shape(name):
@@ -43,6 +45,7 @@ def test_memory(name):
 
 
 @pytest.mark.points(15, "1F1B takes 3 (m + p - 1) seconds at most")
+@pytest.mark.mpi(ranks=1)
 def test_one_f_one_b_is_fast():
     for ranks, micro_batches, found in each_shape("one_f_one_b"):
         best = 3 * (micro_batches + ranks - 1)
@@ -50,6 +53,7 @@ def test_one_f_one_b_is_fast():
 
 
 @pytest.mark.points(20, "zero bubble takes 3 m + p - 1 seconds at most")
+@pytest.mark.mpi(ranks=1)
 def test_zero_bubble_is_fast():
     for ranks, micro_batches, found in each_shape("zero_bubble"):
         best = 3 * micro_batches + ranks - 1

@@ -351,8 +351,8 @@ def section(name: str, task: str, answer: str) -> list[str]:
             "if step % push:\n    server.push(gathered)\n    gathered[:] = 0\n",
             "wanted are fetch in step 0, push in step 2",
         ),
-        ("07", "the n for", "return 0.0\n", "you say 0, and a positive number of bytes is expected"),
-        ("07", "the n for", "return (alpha * rounds - 2 * (p - 1)) / beta\n", "a positive number of bytes is expected"),
+        ("07", "the n for", "return 0.0\n", "you say 0 bytes; at least one for each rank is expected"),
+        ("07", "the n for", "return (alpha * rounds - 2 * (p - 1)) / beta\n", "at least one for each rank is expected"),
         ("10", "fetch perhaps", "w = server.fetch()\nserver.push(gathered)\n", "wanted are fetch in step 0, push in"),
         (
             "10",

@@ -1,5 +1,6 @@
 """The graders of the course's projects: solutions have all points, and each mistake costs those of its criterion."""
 
+import configparser
 import json
 import os
 import subprocess
@@ -108,3 +109,15 @@ def test_a_folder_without_the_file_is_refused(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 2
     assert f"{tmp_path}: expected the folder that holds pipeline.py" in done.stderr
+
+
+@pytest.mark.exhaustive
+def test_a_submission_does_not_run_in_the_process_that_gives_points(tmp_path):
+    (tmp_path / "pipeline.py").write_text("import os\n\nos._exit(0)\n")
+    assert sum(given for given, _ in graded("pipeline", tmp_path, tmp_path).values()) == 0
+
+
+def test_what_graders_need_is_installed_with_the_course():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    assert "pytest>=8" in setup["options.extras_require"]["course"].split()
