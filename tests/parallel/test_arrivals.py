@@ -62,10 +62,10 @@ class Overwriting(Symbolic):
 class Twice(Symbolic):
     """Applies a push once more when somebody waits for an answer."""
 
-    def apply(self, worker, body, version, rate):
-        super().apply(worker, body, version, rate)
+    def apply(self, worker, *push):
+        super().apply(worker, *push)
         if self.clock_table.waiting:
-            super().apply(worker, body, version, rate)
+            super().apply(worker, *push)
 
 
 class Attached(Symbolic):

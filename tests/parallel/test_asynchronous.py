@@ -143,6 +143,37 @@ def test_what_is_applied_is_what_was_pushed(comm):
             free(many)
 
 
+@pytest.mark.mpi(ranks=2)
+def test_weight_decay_is_once_per_step(comm):
+    """Zero gradients: a push of many steps decays as often as they do, and steps without samples decay as well."""
+
+    def check(trainer, counts, want):
+        """Train with this number of zeros in each step."""
+        start = trainer.flat_parameters.copy()
+        for n in counts:
+            trainer.step(np.zeros((n, 6)), np.zeros(n, int), 4)
+        trainer.settle()
+        if comm.rank == 0:
+            np.testing.assert_allclose(trainer.flat_parameters, want * start, rtol=1e-12)
+        free(trainer)
+
+    def linear():
+        return nn.Network(nn.Sequential(nn.Linear(6, 3, bias=False)), (6,), "float64")
+
+    def decaying():
+        return nn.SGD(0.1, weight_decay=0.5)
+
+    works = comm.rank == 0
+    for push in 1, 2, 4, 8:
+        many = downpour(comm, decaying(), network=linear, push=push, fetch=push)
+        check(many, [4 * works] * 8, (1 - 0.05 * push) ** (8 // push))
+    many = server(comm, linear, decaying(), consistency="async")
+    check(many, [0, 4 * works] * 4, (1 - 0.05 * 2) ** 4)
+    for busy in 0, 1:  # the other worker never has samples
+        many = server(comm, linear, decaying(), place="workers", consistency="ssp:0")
+        check(many, [4 * (comm.rank == busy)] * 8, (1 - 0.05) ** 8)
+
+
 @pytest.mark.mpi(ranks=3)
 def test_compressed_pushes_are_applied_too_and_the_rest_is_remembered(comm):
     from parallel.sync import compression

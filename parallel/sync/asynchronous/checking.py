@@ -46,7 +46,7 @@ class Symbolic(Server):
         self.applied: tuple = ()
         self.sent: list[Message] = []
 
-    def apply(self, worker, body, version, rate):
+    def apply(self, worker, body, version, rate, steps):
         self.applied += tuple((worker, int(step)) for step in body)
 
     def answer(self, worker):
@@ -67,7 +67,7 @@ class Symbolic(Server):
     def key(self) -> tuple:
         """Return all that makes it another state."""
         clock_table = self.clock_table
-        kept = tuple((worker, tuple(body)) for worker, (body, _, _) in sorted(self.kept.items()))
+        kept = tuple((worker, tuple(body)) for worker, (body, *_) in sorted(self.kept.items()))
         clocks = (
             tuple(clock_table.clocks.values()),
             tuple(clock_table.reached.values()),

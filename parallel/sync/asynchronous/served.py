@@ -351,7 +351,7 @@ class Asynchronous(LocalUpdate, Served):
     def loaded(self, steps, anew=()):
         self.updates = steps * len(self.workers) if kind_of_private(UPDATES) in anew else int(self.update_count)
         if self.serves:
-            self.server.updates = self.updates
+            self.server.updates, self.server.undecayed = self.updates, 0
 
     def describe(self):
         s = self.schedule

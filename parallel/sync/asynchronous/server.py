@@ -80,7 +80,8 @@ class Server(Actor):
         self.compensation = Compensation(len(held), held.dtype) if compensate else None
         self.updates, self.staleness = 0, Counter()
         self.broken, self.error = False, ""
-        self.kept: dict[int, tuple[np.ndarray, int, float]] = {}  # pushes of a clock that not all have reached
+        self.undecayed = 0  # steps of workers whose weight decay the next update has
+        self.kept: dict[int, tuple] = {}  # worker -> the push (as for `apply`) of a clock that not all have reached
 
     def open(self, clock: int) -> None:
         """Start to serve: all workers are at this clock, with the parameters of this server."""
@@ -124,13 +125,12 @@ class Server(Actor):
         match message.kind:
             case "push":
                 clock, version, rate = message.header
+                push = message.array, int(version), rate, int(clock) - clocks.reached[worker]
                 clocks.pushed(worker, int(clock))
-                if message.array is not None and len(message.array):
-                    push = message.array, int(version), rate
-                    if clocks.in_step(clock):
-                        self.kept[worker] = push
-                    elif not self.broken:
-                        self.apply(worker, *push)
+                if clocks.in_step(clock):
+                    self.kept[worker] = push
+                elif not self.broken:
+                    self.apply(worker, *push)
             case "fail":
                 self.broken = True
             case "read":
@@ -146,15 +146,22 @@ class Server(Actor):
     def go_on(self) -> None:
         """Apply what all have reached, and answer who may read now."""
         if self.kept and self.clock_table.least >= max(self.clock_table.reached[worker] for worker in self.kept):
-            for each in sorted(self.kept):
+            for each in sorted(self.kept, key=lambda worker: (has_samples(self.kept[worker][0]), worker)):
                 if not self.broken:
                     self.apply(each, *self.kept[each])
             self.kept.clear()
         for reader in self.clock_table.answers(self.broken):
             self.answer(reader)
 
-    def apply(self, worker: int, body: np.ndarray, version: int, rate: float) -> None:
-        """One update, with gradients that a worker computed with this version, at the rate that it had."""
+    def apply(self, worker: int, body: np.ndarray | None, version: int, rate: float, steps: int) -> None:
+        """Update with gradients that a worker computed in these `steps`, with this version, at the rate that it had.
+
+        All workers' steps of one batch together are one step, with one weight decay. Steps without samples leave
+        theirs to the next update.
+        """
+        self.undecayed += steps
+        if not has_samples(body):
+            return
         g, optimizer = self.sums, self.optimizer
         if self.decoder:
             g[:] = 0
@@ -164,7 +171,8 @@ class Server(Actor):
         self.staleness[self.updates - version] += 1
         if self.compensation:
             self.compensation(g, self.held, worker, version)
-        decay = optimizer.weight_decay / len(self.clock_table.reached)  # once for the pushes of a batch together
+        decay = optimizer.weight_decay * self.undecayed / len(self.clock_table.reached)
+        self.undecayed = 0
         try:
             with temporarily(optimizer, lr=rate, weight_decay=decay):
                 optimizer.update(self.held, g, self.slots, self.updates, self.region)
@@ -184,3 +192,8 @@ class Server(Actor):
         """Copies of what workers were sent."""
         sent = self.compensation.sent.values() if self.compensation else ()
         return [array for versions in sent for array in versions.values()]
+
+
+def has_samples(body: np.ndarray | None) -> bool:
+    """Return whether a push has gradients; without samples it has the clock alone."""
+    return body is not None and len(body) > 0
