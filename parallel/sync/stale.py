@@ -129,6 +129,12 @@ class Stale(LocalUpdate):
         super().forget()
         self.drop()
 
+    def trained(self):
+        yield from super().trained()
+        for reduction in self.in_flight:
+            self.wait(reduction)  # its sum arrives in the array
+            yield reduction.flat_buffer  # whose gradients an optimizer may overwrite
+
     def synchronize(self):
         for reduction in self.in_flight:
             self.wait(reduction)

@@ -55,6 +55,14 @@ def test_ranks_that_have_experts_pass_the_check(comm):
 
 
 @pytest.mark.mpi(ranks=2)
+def test_late_gradients_pass_the_check(comm):
+    import parallel
+    from collectives import Communicator
+
+    parallel.check_strategy(parallel.StaleDataParallel, Communicator(comm), as_one=False)
+
+
+@pytest.mark.mpi(ranks=2)
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

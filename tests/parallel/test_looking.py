@@ -36,9 +36,10 @@ def train(comm, case: dict, look: bool):
     """(state when all have met, what was counted, what the log says, losses of the steps)"""
     from collectives import Communicator
     from parallel.strategies import build_trainer
+    from parallel.strategies.check_strategy import overwriting
 
     communicator, options, said = Communicator(comm), Options(**case, batch=8), []
-    made = network(), nn.CrossEntropyLoss(), nn.Adam(0.01), communicator
+    made = network(), nn.CrossEntropyLoss(), overwriting(nn.Adam(0.01)), communicator
     trainer = build_trainer(options, *made)
     trainer.say, trainer.set_epoch_steps = said.append, lambda steps: None
     data = dataset("mlp")
