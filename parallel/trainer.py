@@ -159,9 +159,10 @@ class DistributedTrainer(RunTrainer):
         if not math.isfinite(loss):
             suspects, self.suspects = self.suspects or computed, []
             raise self.bad_step(loss, suspects)
-        self.end_step(overflowed)
         if overflowed:
+            self.buffers[:] = self.buffers_before
             sync.barrier("the step that is skipped")  # others may still read what the next one writes
+        self.end_step(overflowed)  # the step counts once nothing can fail: ranks that survive begin from the count
         return loss
 
     def compute_gradients(self, x: np.ndarray, y: np.ndarray, total: int, micro: Samples, before: float = 0.0) -> float:

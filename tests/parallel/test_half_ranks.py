@@ -115,6 +115,25 @@ def test_ranks_that_compute_layers_together_skip_together(comm):
         many.close()
 
 
+@pytest.mark.mpi(ranks=2)
+def test_a_skipped_step_that_fails_is_not_counted(comm, monkeypatch):
+    """A rank that survives the death of another in that step begins it again, with its batch."""
+    many, _ = many_ranks(comm, {"strategy": "ddp"}, LARGE)
+    state = many.state_dict()
+
+    def barrier(what):
+        raise RuntimeError(f"a rank died before {what}")
+
+    monkeypatch.setattr(many.sync, "barrier", barrier)
+    (x, y, total), *_ = batches("mlp", many.shard, 1)
+    with pytest.raises(RuntimeError, match="died before the step that is skipped"):
+        many.step(1e7 * x, y, total)
+    after = many.state_dict()
+    assert many.steps == LARGE and all(np.array_equal(array, after[name]) for name, array in state.items())
+    monkeypatch.undo()
+    many.close()
+
+
 @pytest.mark.mpi(ranks=4)
 def test_stages_that_ranks_compute_together_skip_together(comm):
     from collectives import Communicator
