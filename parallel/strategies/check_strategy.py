@@ -262,7 +262,7 @@ class _Case:
 
 
 def overwriting(optimizer):
-    """Return an optimizer that overwrites gradients after an update, as every optimizer may: nobody reads them again."""
+    """Return an optimizer that overwrites gradients after an update, as any optimizer may."""
     kind = type(optimizer)
 
     def apply(self, w, g, slots, step, region, *more):

@@ -123,7 +123,7 @@ class LocalMailbox:
         """Do nothing: nothing has to be freed."""
 
 
-MAILBOXES: weakref.WeakSet[Mailbox] = weakref.WeakSet()  # of all trainers on this rank
+MAILBOXES: weakref.WeakSet[Mailbox] = weakref.WeakSet()  # of all trainers on this rank, until they are closed
 
 
 class Mailbox:
@@ -300,10 +300,14 @@ class Mailbox:
         """Let the last messages leave, and free the communicator (collective)."""
         self.flush()
         self.serving = False
+        MAILBOXES.discard(self)
         self.communicator.Free()
 
 
 def serve_others(waiting: Mailbox) -> bool:
-    """Let the other mailboxes of this rank that serve handle what has come; return whether anything came."""
-    others = [each for each in MAILBOXES if each.serving and not each.handling and each is not waiting]
-    return any([each.move() for each in others])
+    """Receive for the other mailboxes of this rank, and handle messages where they serve; return whether any came.
+
+    Those that do not serve, or are inside a handler, receive as well: another rank may wait until its message has left.
+    """
+    others = [each for each in MAILBOXES if each is not waiting]
+    return any([each.move() if each.serving else each._receive() for each in others])

@@ -19,7 +19,7 @@ from parallel.command.options import Options
 from parallel.command.parsing import parse
 from parallel.launch import launcher
 from parallel.settings import OptionError
-from parallel.sync.mailbox import HEAD_BYTES, Mailbox, Message
+from parallel.sync.mailbox import HEAD_BYTES, Actor, Mailbox, Message
 
 ROOT = Path(__file__).parents[2]
 LATE = ("ssp:0", "ssp:1", "async", "ssp:2,ahead=1", "async:ahead=1")
@@ -295,6 +295,9 @@ class Flood:
     def Dup(self):
         return self
 
+    def Free(self):
+        """Nothing is allocated."""
+
     def Improbe(self, peer, status):
         from mpi4py import MPI
 
@@ -326,6 +329,7 @@ def test_a_rank_receives_from_all_in_turn():
     assert abs(served.count(0) - served.count(2)) <= 1 and served.count(1) >= 10
     served.clear()
     assert mailbox.move() and len(served) == 4, "between layers about one message of each rank, however many there are"
+    mailbox.close()
 
 
 def test_a_wait_handles_no_message_behind_the_one_that_it_waits_for():
@@ -342,6 +346,7 @@ def test_a_wait_handles_no_message_behind_the_one_that_it_waits_for():
     mailbox.handlers["worker", 3], mailbox.serving = served.append, True
     mailbox.wait(lambda: bool(served))
     assert len(served) == 1
+    mailbox.close()
 
 
 def test_a_handler_receives_while_it_sends_and_runs_no_other_handler():
@@ -372,6 +377,40 @@ def test_a_handler_receives_while_it_sends_and_runs_no_other_handler():
     mailbox.handlers["worker", 3] = handle
     mailbox.wait(lambda: len(handled) >= 8)
     assert handled == ["begin", "end"] * 4 and len(mailbox.arrived) >= 3
+    mailbox.handlers["worker", 3] = lambda message: None  # sends no more
+    mailbox.close()
+
+
+class Sender(Actor):
+    """Answers one message with three large ones to the actor of its name on the other rank."""
+
+    sent, received = False, 0
+
+    def handle(self, message):
+        if message.kind == "go":
+            for _ in range(3):
+                self.send((self.role[0], 1 - self.role[1]), "data", (), np.zeros(1 << 20))
+            self.sent = True
+        else:
+            self.received += 1
+
+
+@pytest.mark.mpi(ranks=2)
+@pytest.mark.parametrize("serving", [True, False])
+def test_mailboxes_that_send_receive_for_each_other(comm, serving):
+    """Each rank sends in a handler of another mailbox first; the messages leave only if both mailboxes receive."""
+    mailboxes = [Mailbox(comm, {("a", 0): 0, ("a", 1): 1}, ("go", "data"), limit=20.0) for _ in range(2)]
+    actors = [Sender(mailbox, ("a", comm.rank)) for mailbox in mailboxes]
+    for mailbox, actor in zip(mailboxes, actors, strict=True):
+        mailbox.serving = serving
+        actor.send(("a", comm.rank), "go")
+    first = comm.rank
+    comm.Barrier()
+    for number in first, 1 - first:
+        mailboxes[number].wait(lambda actor=actors[number]: actor.sent)
+    for mailbox, actor in zip(mailboxes, actors, strict=True):
+        mailbox.wait(lambda actor=actor: actor.received == 3)
+        mailbox.close()
 
 
 def test_compensation_is_its_formula():
