@@ -128,5 +128,8 @@ def test_the_rule_of_clocks():
     for worker in (0, 1):
         clock_table.leaves(worker)
     assert clock_table.deserted(1) and not clock_table.deserted(0) and clock_table.least == math.inf
+    clock_table.leaves(0, pauses=True)
+    clock_table.leaves(0)
+    assert not clock_table.pausing, "one that dies while it pauses does not return"
     clock_table.open(5)
     assert clock_table.least == 5 and clock_table.reached == {0: 5, 1: 5, 2: 5}

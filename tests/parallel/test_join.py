@@ -56,13 +56,15 @@ def test_every_strategy(comm):
 
 @pytest.mark.mpi(ranks=3)
 def test_where_ranks_cannot_have_their_own(comm):
-    """Neither the master's workers, nor virtual shards, nor a rank that only serves."""
+    """Neither the master's workers, nor virtual shards, nor servers on workers that do not wait, nor a mere server."""
     from parallel import join
 
     for given, reason in [
         ({"strategy": "dp"}, "the master reads for all ranks"),
         ({"strategy": "dp", "reproducible": 4}, "the master reads for all ranks"),
         ({"strategy": "zero2", "reproducible": 4}, "reproducible training cuts one data set by a Loader"),
+        ({"strategy": "ps", "server_place": "workers", "consistency": "async"}, "answers nobody meanwhile"),
+        ({"strategy": "downpour", "server_place": "workers"}, "answers nobody meanwhile"),
     ]:
         many = make(comm, given, mlp())
         for x, y, total in join(data()[comm.rank], comm):

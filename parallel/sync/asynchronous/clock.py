@@ -77,7 +77,7 @@ class ClockTable:
     def leaves(self, worker: int, pauses: bool = False) -> None:
         """Remove a worker that is finished, or dead, or that pauses and will go on from its last push."""
         self.clocks[worker] = math.inf
-        self.pausing |= {worker} if pauses else set()
+        self.pausing = self.pausing | {worker} if pauses else self.pausing - {worker}
 
     def returns(self, worker: int) -> None:
         """Take a worker that has paused back, at its last push."""

@@ -14,7 +14,8 @@ Running statistics are each worker's own, and become their mean there. Looking i
 digest) shows what servers have when all pushes have come, and changes nothing but the order in which they come.
 
 A server on a rank of its own is done with a step when the slowest worker is. One on a worker serves between layers and
-wherever that rank waits; it costs no thread.
+wherever that rank waits for messages; it costs no thread. Between two steps it answers nobody: call nothing there that
+waits for another rank, as `parallel.join` does.
 
 A worker may be some ranks that have a network together, in stages or in parts of layers (replica.py): servers are then
 on ranks of their own, and know the first of them.
@@ -32,6 +33,7 @@ from collections import Counter
 
 import numpy as np
 
+from parallel.passes.forward_backward import UnevenTotal
 from parallel.passes.virtual_shards import refuse_norms
 from parallel.state.placed import OWN, PlacedArray, Range, Shard, in_transit
 from parallel.state.table import kind_of_private
@@ -177,6 +179,11 @@ class Asynchronous(LocalUpdate, Served):
     # ------------------------------------------------------------------------------------------------ a step
 
     def begin_step(self, step, samples, total, parts):
+        if isinstance(total, UnevenTotal) and set(self.hosts) & set(self.workers):
+            raise ValueError(
+                "join lets ranks wait for each other between steps, and a server on a worker answers nobody meanwhile: "
+                "give servers ranks of their own (place='own'), or train synchronously"
+            )
         if self.settled:
             if self.serves:
                 self.server.open(step)
