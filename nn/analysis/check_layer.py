@@ -141,9 +141,9 @@ class _Case:
                 )
 
     def check_gradients(self) -> None:
-        """Backward is the derivative of forward, also of one sample; near a kink another seed may be needed."""
-        for count in (SAMPLES, 1):
-            x = self.x[:count].copy()
+        """Backward is the derivative of forward, of one sample and of large ones; near a kink another seed may help."""
+        for count, scale in ((SAMPLES, 1), (1, 1)) + ((SAMPLES, 10),) * (not self.network.takes_ids):
+            x = self.x[:count] * scale
             x.flags.writeable = False  # so that a layer that writes to it is noticed where it does
             try:
                 error = self.error(x, self.seed)
@@ -157,7 +157,7 @@ class _Case:
             if not error < BOUND:
                 self.fail(
                     f"backward is not the derivative of forward: along a random direction they differ by {error:.0e}, "
-                    f"relatively, for {count} samples"
+                    f"relatively, for {count} samples{f' {scale} times as large' * (scale > 1)}"
                 )
 
     def error(self, x: np.ndarray, seed: int) -> float:

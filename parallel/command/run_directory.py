@@ -45,6 +45,8 @@ def again(options: Options) -> str:
         by_slurm = "SLURM_STEP_NUM_TASKS" in os.environ and "OMPI_COMM_WORLD_RANK" not in os.environ
         kind = os.environ.get("SLURM_MPI_TYPE")  # what --mpi was; a shell's default may be another
         start = f"srun{f' --mpi={kind}' if kind else ''}" if by_slurm else "mpirun"
+        if options.elastic and not by_slurm:
+            start += " " + " ".join(launcher.SURVIVE)
         return f"{start} -n {size} {program('-m mpi4py ')} {resume}"
     return f"{program()} {resume}"
 

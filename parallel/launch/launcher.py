@@ -63,7 +63,7 @@ _MEMORY_FILES = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_osc_sm_backing_d
 
 # A job that survives the death of ranks: what starts it, how ranks see that, and where they tell how they ended, for
 # mpiexec's own exit status does not.
-_SURVIVE = ("--with-ft", "ulfm", "--mca", "coll", "^han")
+SURVIVE = ("--with-ft", "ulfm", "--mca", "coll", "^han")
 FAULT_TOLERANT, RECORD = "OMPI_MCA_mpi_ft_enable", "RINGPROP_RECORD"
 # The record of such a job: a file of two bytes, which are there from its start, as its disk may be full at its end.
 BEGUN, STATUS, NONE = 0, 1, 255  # where it says whether MPI has started, and the exit status; no status yet
@@ -164,7 +164,7 @@ def why_all_end() -> str:
     if inside():
         if os.environ.get(FAULT_TOLERANT, "") in ("1", "true"):
             return ""
-        return "this job ends with any of its ranks: start them with --ranks, or mpirun --with-ft ulfm --mca coll ^han"
+        return f"this job ends with any of its ranks: start them with --ranks, or mpirun {' '.join(SURVIVE)}"
     mpiexec = find_mpiexec()
     number = re.search(r"(\d+)\.\d+", _version(mpiexec))
     if _is_open_mpi(mpiexec) and number and int(number[1]) >= 5:
@@ -309,7 +309,7 @@ class Job:
             self._record = self._new_record()
             environment[RECORD] = str(self._record)
             command = [*START, "mark", str(self._record.parent), *command]
-        options = [*no_input, *(_SURVIVE if survive else ())]
+        options = [*no_input, *(SURVIVE if survive else ())]
         self._keeper = processes.start_keeper(self.name, self._directory, self._lock)
         try:
             with processes.signals_later():  # until mpiexec has the job's name nobody could find it, and end it

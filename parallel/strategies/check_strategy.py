@@ -8,6 +8,7 @@ The model is scikit-learn's check_estimator: whoever writes a strategy calls it 
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 
@@ -68,6 +69,7 @@ def check_strategy(
         case.check_bad_step()
         case.check_sizes()
     case.check_agreement()
+    case.check_seed()
     case.check_state(as_one)
     case.check_memory()
     if repeatable:
@@ -229,6 +231,19 @@ class _Case:
             refused = True
         everyone = self.communicator.allgather(refused)
         self.require(all(everyone), f"ranks with different networks are refused on ranks {_where(everyone)} only")
+
+    def check_seed(self) -> None:
+        """Where `make` takes a seed, first values are those of one process with that seed."""
+        if "seed" not in inspect.signature(self.make).parameters:
+            return
+        parts = self.network(), nn.CrossEntropyLoss(), self.optimizer()
+        many, one = self.make(*parts, self.communicator, seed=3), nn.Trainer(*parts, seed=3)
+        self.name = many.name
+        worst = self.compare(self.state(many), one.state_dict(), "with seed=3")
+        self.require(
+            worst < BOUND, f"with seed=3 the first values differ from one process's by {worst:.1e}: pass the seed on"
+        )
+        many.close()
 
     def check_memory(self) -> None:
         """What a rank keeps is what the formula says."""

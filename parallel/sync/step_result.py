@@ -192,6 +192,12 @@ def disagreement(step: int, sizes: Sequence[float], optimizers: Sequence[str] = 
             f"step {step}: ranks disagree on the optimizer: {listed(optimizers)}. Nothing was updated; change its "
             "settings, and what is frozen, alike on every rank: in callbacks on all of them, not on the one that writes"
         )
+    if len(set(sizes)) == 1:
+        return (
+            f"step {step}: all ranks were given {sizes[0]:.12g} as the size of the global batch, and their sum says "
+            "otherwise. Nothing was updated; a sync must sum the whole flat_buffer over ranks exactly once, and an "
+            "optimizer's repr must show its settings"
+        )
     return (
         f"step {step}: ranks disagree on the size of the global batch: {listed(sizes)}. Nothing was updated; "
         "give step(x, y, total) the same total on every rank"

@@ -94,6 +94,8 @@ class Wrong(nn.Layer):
             self.cache["x"] = x
         if self.mistake == "declares too much":
             return x, x
+        if self.mistake == "clips":
+            return np.clip(x, -4, 4) * p.s, x
         return x * p.s, x
 
     def backward(self, p, gy, x, ctx):
@@ -101,7 +103,7 @@ class Wrong(nn.Layer):
             x = self.cache["x"]
         if self.mistake == "declares too much":
             return gy, {"s": np.zeros(6, x.dtype)}
-        gs = (gy * x).sum(axis=0)
+        gs = (gy * (np.clip(x, -4, 4) if self.mistake == "clips" else x)).sum(axis=0)
         if self.mistake == "derivative":
             gs = 2 * gs
         if self.mistake == "gradient of nothing" and not len(x):
@@ -118,6 +120,7 @@ class DeclaresTooMuch(Wrong):
     ("layer", "sentence"),
     [
         (Wrong("derivative"), "backward is not the derivative of forward"),
+        (Wrong("clips"), "backward is not the derivative of forward: .* for 5 samples 10 times as large"),
         (Wrong("batch"), "depends on the others in its batch"),
         (Wrong("no samples"), "a batch without samples, which a shard may have, raises ValueError"),
         (Wrong("cached"), "after a forward of other samples, backward makes something else"),

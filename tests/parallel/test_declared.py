@@ -1,5 +1,6 @@
 """Every declared strategy passes the check that strangers call; a new strategy is one file and one entry."""
 
+import dataclasses
 import re
 import shutil
 import subprocess
@@ -34,7 +35,7 @@ def test_every_strategy_passes_the_check(comm, name):
 
     options = Options(strategy=KEYS.get(name, name), batch=12, server_place="workers", pipeline=None)
     parallel.check_strategy(
-        lambda *parts: build_trainer(options, *parts),
+        lambda *parts, seed=0: build_trainer(dataclasses.replace(options, seed=seed), *parts),
         Communicator(comm),
         network=convolutional if name == "owt" else None,
         as_one=not STRATEGIES[name].supports.local_update,
@@ -69,6 +70,7 @@ def test_late_gradients_pass_the_check(comm):
         ("counts some gradients twice", "differ from one process's|differs from one process's"),
         ("forgets its formula", "bytes, and the formula says"),
         ("updates when looked at", "change what is trained"),
+        ("ignores its seed", "with seed=3 the first values differ from one process's"),
     ],
 )
 def test_the_check_sees_what_is_wrong(comm, wrong, words, monkeypatch):
@@ -88,7 +90,7 @@ def test_the_check_sees_what_is_wrong(comm, wrong, words, monkeypatch):
         monkeypatch.setattr(Messages, "finish_step", twice)
     elif wrong == "forgets its formula":
         monkeypatch.setattr(DistributedTrainer, "formula", lambda self: {"moments": 0, "gradients": 10**6})
-    else:
+    elif wrong == "updates when looked at":
         own = DistributedTrainer.sum_scores
 
         def sum_scores(self, x, y):
@@ -96,7 +98,12 @@ def test_the_check_sees_what_is_wrong(comm, wrong, words, monkeypatch):
             return own(self, x, y)
 
         monkeypatch.setattr(DistributedTrainer, "sum_scores", sum_scores)
-    make = lambda *parts: parallel.DistributedDataParallel(*parts, node_memory="off")
+
+    def make(*parts, seed=0):
+        if wrong == "ignores its seed":
+            seed = 0
+        return parallel.DistributedDataParallel(*parts, seed, node_memory="off")
+
     with pytest.raises((AssertionError, parallel.ReplicaError), match=words):
         parallel.check_strategy(make, Communicator(comm))
 

@@ -475,6 +475,8 @@ def test_a_run_is_continued_as_it_was_started(monkeypatch, environment, start):
         monkeypatch.setenv(name, value)
     assert run_directory.again(Options(out="runs/a b")).startswith(start)
     assert run_directory.again(Options(out="runs/a b")).endswith(" --resume 'runs/a b'")
+    survives = run_directory.again(Options(out="runs/mine", elastic="shrink"))
+    assert survives.startswith(start.replace("mpirun", "mpirun --with-ft ulfm --mca coll ^han"))
 
 
 @pytest.mark.parametrize(

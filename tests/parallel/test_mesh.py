@@ -26,6 +26,18 @@ def test_what_does_not_multiply_to_the_ranks_is_refused_with_what_would_do():
         sizes(4, pipeline=8)
 
 
+@pytest.mark.parametrize("name", ["DistributedDataParallel", "Pipeline", "TensorParallel"])
+def test_a_bare_mpi_communicator_is_refused(name):
+    from mpi4py import MPI
+
+    import nn
+    import parallel
+
+    network = nn.Network(nn.Sequential(nn.Linear(4, 3)), (4,))
+    with pytest.raises(TypeError, match=r"needs a collectives.Communicator, .*: Communicator\(MPI.COMM_WORLD\)"):
+        getattr(parallel, name)(network, nn.CrossEntropyLoss(), nn.SGD(0.1), MPI.COMM_WORLD)
+
+
 @pytest.mark.mpi(ranks=4)
 def test_every_axis_has_its_ranks(comm):
     from collectives import Communicator

@@ -67,6 +67,11 @@ def test_the_message_names_each_ranks_size():
     )
 
 
+def test_a_sync_without_the_sum_is_not_called_a_disagreement_of_sizes():
+    message = disagreement(7, [4, 4], ["SGD(lr=0.1)"] * 2)
+    assert message.startswith("step 7: all ranks were given 4 as the size") and "disagree" not in message
+
+
 def test_a_rank_that_has_made_fewer_steps_is_no_disagreement():
     assert late_disagreement([(2, [4, 4, 4]), (2, [4]), (2, [])]) == ""
     found = late_disagreement([(2, [4, 4, 4]), (2, [4]), (2, [4, 5])])

@@ -1,6 +1,7 @@
 """The templates for Slurm, as bash runs them, with programs in place of srun, scontrol and Python."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -22,7 +23,6 @@ exit "$(cat status)"
 FAKES = {
     "srun": '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n',
     "scontrol": '#!/bin/bash\necho "$@" >> scontrolled\n',
-    "module": "#!/bin/bash\n",
 }
 
 
@@ -35,7 +35,9 @@ def submit(tmp_path):
         file.write_text(text)
         file.chmod(0o755)
     (tmp_path / "status").write_text("0")
-    environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "2"}
+    # a function that reads an unset variable, as some sites' do
+    environment = {"BASH_FUNC_module%%": '() { [ -z "$NEVER_SET" ]; }'}
+    environment |= {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "2"}
 
     def start(template):
         command = ["bash", TEMPLATES / template, "--model", "lenet5"]
@@ -77,6 +79,14 @@ def test_a_cancelled_job_saves_and_does_not_go_back(tmp_path, submit):
     job = begin_endless(tmp_path, submit, "one_node.sbatch")
     job.send_signal(signal.SIGTERM)
     assert job.wait(PATIENCE) == 143 and (tmp_path / "saved").exists() and not (tmp_path / "scontrolled").exists()
+
+
+@pytest.mark.parametrize("template", ["one_node.sbatch", "many_nodes.sbatch"])
+def test_directives_are_options_and_nothing_else_also_without_a_hash(template):
+    lines = [line for line in (TEMPLATES / template).read_text().splitlines() if line.lstrip("#").startswith("SBATCH")]
+    assert sum(line.startswith("##") for line in lines) == 3
+    for line in lines:
+        assert re.fullmatch(r"##?SBATCH --[a-z-]+(=\S+)?", line), line
 
 
 @pytest.mark.parametrize("template", ["one_node.sbatch", "many_nodes.sbatch"])
