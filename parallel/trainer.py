@@ -199,7 +199,7 @@ class DistributedTrainer(RunTrainer):
         if saved is not None:
             self.local_network.backward(self.p, self.g, gz, saved, self.ctx)
             if ready := self.ctx.network_context.on_gradients_ready:
-                ready(self.local_network.layout.size)  # whatever the root is
+                ready(self.local_network.layout.size)  # a root that is no Sequential calls no hook itself
 
     def read(self, result: StepResult, total: int) -> tuple[float, bool]:
         """(loss of the batch, whether float16 overflowed) from the sums.

@@ -3,7 +3,8 @@
 A sync owns the flat buffers and lends the layers views of them. A step calls, in this order:
 
     begin_step    start a step
-    begin_pass    start a micro-batch; returns the hook that is called as gradients become ready during backward
+    begin_pass    start a micro-batch; returns a hook, called in backward when gradients up to its `end` are final
+    before_layer  a layer runs next, forward or backward: ZeRO-3 gathers its parameters
     skip_pass     this rank has no samples in the micro-batch, and takes part in what the other ranks do
     set_loss      loss and statistics of an addend, after its forward pass: they are sent behind its gradients
     end_addend    the gradients of the addend are complete

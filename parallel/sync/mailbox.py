@@ -148,7 +148,9 @@ class Mailbox:
     handlers : dict of Role -> callable (Message)
         Of the roles on this rank.
     serving : bool
-        Whether messages are handled also while this rank waits for something else, such as another trainer's mailbox.
+        Whether messages are handled also while this rank waits for another trainer's mailbox; else they are received.
+    handling : bool
+        Whether a handler runs: until it ends, messages are only received.
     buffers : dict of int -> array of bytes
         The last message to each rank.
     """

@@ -129,7 +129,7 @@ class ShardedOptimizer(GradientSync):
             for name, array in self.unit_layout.arrays(whole, unit):
                 array[...] = self.layout.draw(name, self.seed).reshape(-1)
             self.own(unit)[...] = self.block_of(whole, unit)
-        self.gather()
+        self.publish_parameters()
 
     def block_of(self, whole: np.ndarray, unit: Unit) -> np.ndarray:
         """Return this rank's block of a whole unit."""
@@ -139,8 +139,8 @@ class ShardedOptimizer(GradientSync):
         """Return this rank's block of the parameters of a unit."""
         return self.block_of(self.unit_layout.whole(self.parameters, unit), unit)
 
-    def gather(self) -> None:
-        """Bring every rank's blocks of the parameters to all (collective)."""
+    def publish_parameters(self) -> None:
+        """Let all ranks see the updated blocks of all others (collective)."""
         for unit in self.units:
             self.mesh.communicator.Allgather(MPI.IN_PLACE, self.unit_layout.whole(self.parameters, unit))
 
@@ -170,12 +170,12 @@ class ShardedOptimizer(GradientSync):
             return self.trees[unit.number].add(whole) if self.ends_addend else None  # summed when all shards are there
         if not self.pieces:
             return self.reduce_scatter(whole, out)
-        pieces = self.pieces[unit.number]
+        pieces, draw = self.pieces[unit.number], self.step * DRAWS + self.passes - 1  # another draw each micro-batch
         starts = range(0, self.mesh.count * unit.block, unit.block)
         cut = [whole[lo : lo + e.length] for lo, e in zip(starts, pieces.encoders, strict=True)]
         self.dense += (len(whole) - unit.block) * whole.itemsize
         out[:] = 0
-        return pieces.reduce(cut, out[: pieces.decoder.length], self.step * DRAWS + self.passes - 1)
+        return pieces.reduce(cut, out[: pieces.decoder.length], draw)
 
     def reduce_scatter(self, whole: np.ndarray, out: np.ndarray):
         """Sum a unit over ranks; each gets its block. Messages need a working copy of the unit."""
@@ -187,6 +187,7 @@ class ShardedOptimizer(GradientSync):
             self.trees[-1].add(self.numbers)
 
     def finish_step(self):
+        """Sum the message, and in stage 1 the gradients: stages 2 and 3 have reduced every unit by now."""
         if self.trees:
             *trees, of_message = self.trees
             for unit, tree in zip(self.units, trees, strict=True):
@@ -204,7 +205,7 @@ class ShardedOptimizer(GradientSync):
         for unit, region in zip(self.units, self.regions, strict=True):
             slots = {name: slot[unit.blocks] for name, slot in self.slots.items()}
             optimizer.apply(self.own(unit), g[unit.blocks], slots, self.step, region, self.sum_squares)
-        self.gather()
+        self.publish_parameters()
 
     def sum_squares(self, squares: np.ndarray) -> None:
         """Sum over the ranks with other blocks, and with other parts, of the same tensors."""

@@ -17,7 +17,10 @@ from parallel.sync.units import UnitBuffers
 
 
 class ShardedGradients(ShardedOptimizer):
-    """ZeRO-2: gradients in blocks of units, too. Between nodes a unit is on its way while the next one computes."""
+    """ZeRO-2: gradients in blocks of units, too. Between nodes a unit is on its way while the next one computes.
+
+    Layers write into unit buffers (`g`); `gradients` is this rank's shard of the sums.
+    """
 
     sharded = ("gradients",)
     adds_up = False  # unit buffers never hold what was before
@@ -111,18 +114,18 @@ class ShardedParameters(ShardedGradients):
         self.requests = {}  # number of a unit -> of its gathering
         needs = [self.unit_layout.needs[path] for path in self.unit_layout.stages]
         order = [unit for stage in needs for unit in stage] + [unit for stage in reversed(needs) for unit in stage]
-        self.order = [u for i, u in enumerate(order) if i == 0 or order[i - 1] != u]  # in which a step uses units
-        self.at = -1  # the place in it
+        self.use_order = [u for i, u in enumerate(order) if i == 0 or order[i - 1] != u]  # of 3 units: 0 1 2 1 0
+        self.position = -1  # in use_order, of the unit that was used last
 
     def own(self, unit):
         return self.parameters[unit.blocks]
 
-    def gather(self):
-        """Forget what was gathered: units are gathered before use."""
+    def publish_parameters(self):
+        """Forget what was gathered before the update: units are gathered again when they are used."""
         self.parameter_buffers.forget()
 
     def begin_pass(self, micro):
-        self.at = -1
+        self.position = -1
         return super().begin_pass(micro)
 
     def skip_pass(self, micro):
@@ -145,14 +148,14 @@ class ShardedParameters(ShardedGradients):
 
     def gather_unit(self, number: int) -> None:
         """Have a unit of parameters in its buffer."""
-        if self.at >= 0 and self.order[self.at] == number:
+        if self.position >= 0 and self.use_order[self.position] == number:
             return
-        self.at = self.order.index(number, self.at + 1)
+        self.position = self.use_order.index(number, self.position + 1)
         self.start_gather(number)
         if number in self.requests:
             self.requests.pop(number).Wait()
         if self.prefetch:
-            for ahead in self.order[self.at + 1 : self.at + 1 + self.prefetch]:
+            for ahead in self.use_order[self.position + 1 : self.position + 1 + self.prefetch]:
                 self.start_gather(ahead)
             self.mesh.communicator.progress()
 

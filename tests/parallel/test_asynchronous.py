@@ -53,7 +53,7 @@ def pushed(trainer):
 
         def noted(rate):
             if worker.samples:
-                found.append(worker.gathered.copy())
+                found.append(worker.unpushed.copy())
             push(rate)
 
         worker.push = noted

@@ -191,7 +191,7 @@ def test_bytes_that_travel(comm, ranks):
     assert found["A"] == pytest.approx(5.874834417639, rel=1e-11) and gx.shape == x.shape
     assert found["B"] == pytest.approx(1.351441435114, rel=1e-11)
     sent = comm.allgather(group.bytes_sent)
-    assert sum(sent) == ranks * {2: 384, 4: 288}[ranks] and group.bytes_sent == group.rows_sent * 3 * 8
+    assert sum(sent) == ranks * {2: 384, 4: 288}[ranks]
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -233,7 +233,7 @@ def test_a_shared_expert_is_computed_while_positions_travel(comm, ranks, monkeyp
 
         monkeypatch.setattr(nn.GELU, name, computed)
     train(many)
-    assert group.rows_sent
+    assert group.bytes_sent
     there = ["sent", "forward", "received", "forward", "forward", "sent", "received"]  # the shared one; two of mine
     back = ["sent", "backward", "received", "backward", "backward", "sent", "received"]
     assert events == 4 * (2 * there + 2 * back)

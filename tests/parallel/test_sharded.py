@@ -65,7 +65,7 @@ def test_controls_that_differ(comm):
         for broken in (False, True):
             many = sharded(comm, stage)
             if broken:
-                many.sync.gather = lambda: None
+                many.sync.publish_parameters = lambda: None
             train(many, "mlp")
             state = many.state_dict()
             if comm.rank == 0:
@@ -129,7 +129,7 @@ def test_nan_is_told_by_all_before_the_update(comm):
         x[:] = 0
         assert np.isfinite(many.step(x, y, 12)), "training goes on"
         many.sync.own(many.sync.units[-1])[0] = np.nan if comm.rank == 2 else 0
-        many.sync.gather()
+        many.sync.publish_parameters()
         with pytest.raises(nn.NonFiniteLoss, match=r"parameter 1\.W \(it was updated in step 0\)"):
             many.step(x + 1, y, 12)
 

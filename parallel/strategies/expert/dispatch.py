@@ -53,13 +53,13 @@ class ExpertRanks(Ranks):
 
     Attributes
     ----------
-    rows_sent, bytes_sent : int
-        What this rank has sent to others, since it was made.
+    bytes_sent : int
+        Of rows that this rank has sent to others, since it was made.
     """
 
     def __init__(self, communicator):
         super().__init__(communicator)
-        self.rows_sent = self.bytes_sent = 0
+        self.bytes_sent = 0
         self._meanwhile: Callable[[], None] | None = None
 
     def plan(self, counts: np.ndarray) -> Dispatch:
@@ -75,7 +75,6 @@ class ExpertRanks(Ranks):
         width = rows.shape[1]
         request = self.communicator.Ialltoallv(_blocks(rows, to * width), _blocks(out, source * width))
         others = int(to.sum() - to[self.rank])
-        self.rows_sent += others
         self.bytes_sent += others * width * rows.itemsize
         return partial(_wait, request, out)
 

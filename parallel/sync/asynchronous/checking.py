@@ -105,7 +105,7 @@ class SymbolicWorker(Worker):
     def __init__(self, rank: int, case: Case):
         self.role, self.hosts, self.replica, self.mailbox = ("worker", rank), range(case.servers), None, SentMessages()
         self.bound, self.ahead, self.warm = case.bound, case.ahead, case.warm
-        self.push_every, self.fetch_every, self.gathered, self.gradients = case.push_every, case.fetch_every, (), ()
+        self.push_every, self.fetch_every, self.unpushed, self.gradients = case.push_every, case.fetch_every, (), ()
         self.names = [frozenset() for _ in self.hosts]
         self.computed: list[tuple] = []  # of each read: clock, names, and what it must have of its own
         self.open(0, 0)
@@ -114,12 +114,12 @@ class SymbolicWorker(Worker):
         """Run a worker from its first step to its end; yield where others may act before it goes on."""
         for _ in range(steps):
             yield BEGINS
-            yield from self.reads()
-            self.used = [0 for _ in self.hosts]  # servers here count no staleness: as many states less
+            yield from self.read_steps()
+            self.read_versions = [0 for _ in self.hosts]  # servers here count no staleness: as many states less
             self.computed.append((self.clock, tuple(self.names), self.pushed_at if self.blocking else 0))
-            self.gather(1, 0.0)
+            self.end_step(1, 0.0)
         yield ENDS
-        yield from self.finishes(0.0)
+        yield from self.finish_steps(0.0)
 
     def write(self, number, array):
         self.names[number] = array

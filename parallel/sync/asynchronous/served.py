@@ -13,6 +13,12 @@ clocks; when all have, everybody reads, and all have the same parameters, in whi
 Running statistics are each worker's own, and become their mean there. Looking in between (an evaluation, the state, a
 digest) shows what servers have when all pushes have come, and changes nothing but the order in which they come.
 
+A worker and a server go through these calls:
+
+    train    worker: open, read, end_step (which pushes), read ...      server: open, and it serves
+    look     worker: pause             server: rest (when all have left)     both: resume with the next step
+    settle   worker: finish            server: rest                          both: open with the next step
+
 A server on a rank of its own is done with a step when the slowest worker is. One on a worker serves between layers and
 wherever that rank waits for messages; it costs no thread. Between two steps it answers nobody: call nothing there that
 waits for another rank, as `parallel.join` does.
@@ -115,7 +121,7 @@ class Asynchronous(LocalUpdate, Served):
         self.replica = Replica(mesh, self.network, layout) if mesh.model else None
         if len(self.hosts) > 1:
             refuse_norms(self.optimizer)
-        # As many as where all meet.
+        # The slices of synchronous servers, so that a checkpoint's shards are the same.
         self.slices = server_slices(layout.size + self.undivided.buffer_layout.size, len(self.hosts))
         self.shares = [slice(lo, max(lo, min(hi, layout.size))) for lo, hi in self.slices]
         self.regions = [layout.region(share.start, share.stop) for share in self.shares]
@@ -213,7 +219,7 @@ class Asynchronous(LocalUpdate, Served):
         if worker:
             broken = worker.broken  # what comes while this step ends is for the next: ranks of a replica are told there
             if not broken:
-                worker.gather(self.samples, float(self.optimizer.lr))
+                worker.end_step(self.samples, float(self.optimizer.lr))
                 self.pushes += 1
             self.mailbox.move()
         else:
@@ -226,7 +232,7 @@ class Asynchronous(LocalUpdate, Served):
 
     def look(self):
         if self.works and not (self.settled or self.looking):
-            self.worker.receive_answers()
+            self.worker.finish_pending_read()
         return super().look()
 
     def trained(self):
@@ -346,7 +352,7 @@ class Asynchronous(LocalUpdate, Served):
         yield from in_transit(*self.mailbox.buffers.values())
         if self.works:
             yield PlacedArray("param", "parameters", self.parameters, own, copy=True)
-            for array in {id(array): array for array in (self.gradients, self.worker.gathered)}.values():
+            for array in {id(array): array for array in (self.gradients, self.worker.unpushed)}.values():
                 yield PlacedArray("", "gradients", array, own)
             if self.replica:
                 yield from in_transit(self.replica.whole, *self.replica.parts)

@@ -72,7 +72,7 @@ class Worker(Actor):
         self.read_into = replica.whole if replica else parameters
         self.bound, self.ahead, self.warm = bound, ahead, warm
         self.push_every, self.fetch_every, self.local = push_every, fetch_every, local
-        self.gathered = np.zeros_like(gradients) if push_every > 1 else gradients
+        self.unpushed = np.zeros_like(gradients) if push_every > 1 else gradients
         self.open(0, 0)
 
     paused: dict | None = None
@@ -83,7 +83,7 @@ class Worker(Actor):
         self.answers: list[Message | None] = [None for _ in self.hosts]
         self.clock = self.pushed_at = self.asked_at = clock
         self.asked, self.broken, self.samples = False, False, 0
-        self.used: list[int] = []  # versions with which the oldest gradient was computed that is not pushed yet
+        self.read_versions: list[int] = []  # with which the oldest gradient was computed that is not pushed yet
 
     def handle(self, message: Message) -> None:
         """Keep a server's answer until `use_answers`."""
@@ -93,7 +93,7 @@ class Worker(Actor):
     # ------------------------------------------------------------------------------------------------ reading
 
     def complete(self, waits: Iterable[str]) -> None:
-        """Run `reads`, `finishes` ... to the end; wait for the servers' answers wherever it yields."""
+        """Run `read_steps`, `finish_steps` ... to the end; wait for the servers' answers wherever it yields."""
         for _ in waits:
             self.wait_for_answers()
 
@@ -107,9 +107,9 @@ class Worker(Actor):
         RuntimeError
             A server has answered what the bound forbids.
         """
-        self.complete(self.reads())
+        self.complete(self.read_steps())
 
-    def reads(self) -> Iterator[str]:
+    def read_steps(self) -> Iterator[str]:
         """Do `read`, and yield wherever it waits for answers. The checker explores this (checking.py)."""
         clock = self.clock
         due = clock - self.asked_at >= (1 if clock <= self.warm else self.fetch_every)
@@ -117,11 +117,11 @@ class Worker(Actor):
         self.use_answers()
         if self.blocking:
             self.ask(clock)
-            yield from self.receives_answers("waits")
+            yield from self.await_answers("waits")
         for attempt in range(2):  # too old, though read ahead: wait for the answer in flight, or else ask now
             if not self.broken and not fits(self.copies, clock, self.bound, self.warm):
                 self.ask(clock)
-                yield from self.receives_answers(f"waits again {attempt}")
+                yield from self.await_answers(f"waits again {attempt}")
         for host, copy in zip(self.hosts, self.copies, strict=True):
             own = copy.own >= self.pushed_at or not self.blocking
             if not self.broken and not (own and allowed(clock, copy.least, self.bound, self.warm)):
@@ -130,7 +130,7 @@ class Worker(Actor):
                     f"the server on rank {host} had at clock {copy.least:g} of the slowest worker, {copy.own:g} of "
                     f"this one: that is too old"
                 )
-        self.used = self.used or [copy.version for copy in self.copies]
+        self.read_versions = self.read_versions or [copy.version for copy in self.copies]
         self.share_answers()
 
     def share_answers(self) -> None:
@@ -154,9 +154,9 @@ class Worker(Actor):
             else:
                 self.send(("server", host), "read", (clock,))
 
-    def receives_answers(self, place: str) -> Iterator[str]:
+    def await_answers(self, label: str) -> Iterator[str]:
         """Yield to wait for the answers, and use them."""
-        yield place
+        yield label
         self.use_answers()
 
     def wait_for_answers(self) -> None:
@@ -191,7 +191,7 @@ class Worker(Actor):
 
     # ------------------------------------------------------------------------------------------------ pushing
 
-    def gather(self, samples: int, rate: float) -> None:
+    def end_step(self, samples: int, rate: float) -> None:
         """End a step of this many samples, whose gradients are complete: push them if it is time."""
         self.samples += samples
         self.accumulate(samples, rate)
@@ -204,22 +204,22 @@ class Worker(Actor):
 
     def accumulate(self, samples: int, rate: float) -> None:
         """Add the gradients of a step to those that are pushed next."""
-        if self.gathered is not self.gradients:
-            self.gathered += self.gradients
+        if self.unpushed is not self.gradients:
+            self.unpushed += self.gradients
         if self.local and samples:
             self.parameters -= rate * self.gradients
 
     def push(self, rate: float) -> None:
         """Send what was gathered to every server; without samples only the clock."""
-        for host, version, array in zip(self.hosts, self.used, self.slices(), strict=True):
+        for host, version, array in zip(self.hosts, self.read_versions, self.slices(), strict=True):
             self.send(("server", host), "push", (self.clock, version, rate), array)
-        if self.gathered is not self.gradients:
-            self.gathered[:] = 0
-        self.pushed_at, self.samples, self.used = self.clock, 0, []
+        if self.unpushed is not self.gradients:
+            self.unpushed[:] = 0
+        self.pushed_at, self.samples, self.read_versions = self.clock, 0, []
 
     def slices(self) -> Iterator[np.ndarray | None]:
         """Yield what each server is sent; None if there were no samples."""
-        whole = self.replica.gather(self.gathered) if self.replica and self.samples else self.gathered
+        whole = self.replica.gather(self.unpushed) if self.replica and self.samples else self.unpushed
         for number, share in enumerate(self.shares):
             if self.samples and self.pieces:
                 body = self.pieces.encoders[number].encode(whole[share], self.clock - 1)
@@ -238,39 +238,39 @@ class Worker(Actor):
 
     def finish(self, rate: float) -> None:
         """Push what is left, leave the clocks, and read the servers' final parameters."""
-        self.complete(self.finishes(rate))
+        self.complete(self.finish_steps(rate))
 
-    def finishes(self, rate: float) -> Iterator[str]:
+    def finish_steps(self, rate: float) -> Iterator[str]:
         """Do `finish`, and yield wherever it waits for answers."""
         self.share_answers()
         if not self.broken and self.pushed_at < self.clock:
             self.push(rate)
         if self.asked:
-            yield from self.receives_answers("waits before the end")
-        yield from self.reads_last()
+            yield from self.await_answers("waits before the end")
+        yield from self.leave_and_read()
 
     def pause(self) -> None:
         """Leave the clocks and read as `finish` does, but push nothing; `resume` goes on where this worker was."""
         self.paused = {name: getattr(self, name) for name in PAUSED} | {"copies": list(self.copies)}
-        self.complete(self.reads_last())
+        self.complete(self.leave_and_read())
 
     def resume(self) -> None:
         """Go on after `pause`, with the parameters of then."""
         vars(self).update(self.paused)
         self.paused = None
 
-    def receive_answers(self) -> None:
+    def finish_pending_read(self) -> None:
         """Wait for answers in flight, which might have come by now, and use them."""
         if self.asked:
-            self.complete(self.receives_answers("waits"))
+            self.complete(self.await_answers("waits"))
         self.share_answers()
 
     def forget(self) -> None:
         """Drop what is gathered: other parameters were loaded."""
-        self.gathered[:], self.samples, self.used, self.paused = 0, 0, [], None
+        self.unpushed[:], self.samples, self.read_versions, self.paused = 0, 0, [], None
 
-    def reads_last(self) -> Iterator[str]:
+    def leave_and_read(self) -> Iterator[str]:
         """Leave the clocks, and read the parameters when all workers have left; yield where it waits for them."""
         self.ask(math.inf)
-        yield from self.receives_answers("waits for the end")
+        yield from self.await_answers("waits for the end")
         self.share_answers()

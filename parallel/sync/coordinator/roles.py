@@ -204,8 +204,6 @@ class Coordinator(Actor):
     ----------
     evaluations : int
         Made so far: the number of the last one.
-    dealt, backups : int
-        Chunks given to replicas so far, and how many of them a second time.
     current : bool
         Whether "w" is what all replicas have.
     """
@@ -214,7 +212,7 @@ class Coordinator(Actor):
         self.numbers = {name: float(i) for i, name in enumerate(names)}
         super().__init__(mailbox, COORDINATOR)
         self.shards, self.replicas = shards, replicas
-        self.evaluations = self.dealt = self.backups = 0
+        self.evaluations = 0
         self.chunks = 0  # of a batch
         self.current = False
 
@@ -297,8 +295,6 @@ class Coordinator(Actor):
             if chunk is None:
                 return
             self.out[chunk].append(replica)
-            self.backups += 1
-        self.dealt += 1
         self.send(("replica", replica), "chunk", (self.evaluations, chunk))
 
     def stop(self) -> None:
