@@ -6,6 +6,7 @@ import pytest
 
 from parallel.sync.asynchronous.checking import Broken, Symbolic, explore
 from parallel.sync.asynchronous.clock import ClockTable, allowed
+from parallel.sync.asynchronous.worker import Worker
 
 CASES = [
     ({"workers": 2, "servers": 1, "steps": 3, "bound": 0}, 0),
@@ -25,6 +26,32 @@ def test_no_order_of_arrival_breaks_a_rule(case, ahead):
     """And the bound is reached on some: it forbids no more than it says."""
     found = explore(**case)
     assert found.states > 50 and found.ahead >= min(ahead, 1) and found.ahead <= case.get("bound", math.inf)
+
+
+LOOKING = {"workers": 2, "servers": 1, "steps": 3, "looks": 1}
+FAILING = {"workers": 2, "servers": 1, "steps": 3, "fails": 1}
+
+
+@pytest.mark.parametrize("case", [LOOKING, FAILING], ids=str)
+@pytest.mark.parametrize("bound", [0, 1, math.inf])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_looks_and_bad_losses_break_no_rule(case, bound, ahead):
+    assert explore(**case, bound=bound, ahead=ahead and bound > 0).states > 50
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "case", "words"),
+    [
+        (ClockTable, "returns", LOOKING | {"bound": 0}, r"computes at clock 2 without \[\(., 1\)\] of server 0"),
+        (Symbolic, "resume", LOOKING | {"bound": 1}, "does not serve again after a look"),
+        (Worker, "resume", LOOKING | {"bound": 1}, "waits for ever|too old|without"),
+        (Worker, "fail", FAILING | {"bound": 1}, "does not know of a bad loss"),
+    ],
+)
+def test_a_wrong_look_or_bad_loss_is_found(kind, name, case, words, monkeypatch):
+    monkeypatch.setattr(kind, name, lambda self, *arguments: None)
+    with pytest.raises(Broken, match=words):
+        explore(**case)
 
 
 @pytest.mark.parametrize("bound", [0, 1, math.inf])

@@ -11,6 +11,8 @@ bound         what a worker computes with has every update of all others stamped
 its own       and all that it had pushed itself when it asked
 conservation  in the end every server has applied every push once, and every worker has read them all
 progress      somebody can always go on, until all are done
+looking       when all look at one clock (`looks`) they read every push; the rules hold when they go on
+a bad loss    when worker 0 has one at a clock (`fails`), all workers learn of it before they end
 
 An update is named by what is in it, (worker, step), not by the clocks in messages. One worker may die at any moment;
 what it had sent arrives, then its death, and the others must come to their end.
@@ -30,8 +32,9 @@ from parallel.sync.asynchronous.server import Server
 from parallel.sync.asynchronous.worker import Worker
 from parallel.sync.mailbox import Message
 
-EVENTS = {"push": "push", "read": "question", "done": "end", "death": "death"}  # by kind of message
+EVENTS = {"push": "push", "read": "question", "done": "end", "death": "death", "fail": "bad loss"}  # by kind of message
 BEGINS, ENDS, FINISHED, DEAD = "the begin of a step", "the end", "done", "dead"  # where a worker is
+LOOKS, LOOKED = "the begin of a look", "a look"
 
 
 class Broken(AssertionError):
@@ -45,12 +48,13 @@ class Symbolic(Server):
         self.role, self.clock_table, self.kept, self.broken = ("server", number), clock_table, {}, False
         self.applied: tuple = ()
         self.sent: list[Message] = []
+        self.mailbox = ServerMailbox()
 
     def apply(self, worker, body, version, rate, steps):
         self.applied += tuple((worker, int(step)) for step in body)
 
     def answer(self, worker):
-        header = len(self.applied), self.clock_table.least, self.clock_table.reached[worker], False
+        header = len(self.applied), self.clock_table.least, self.clock_table.reached[worker], self.broken
         self.sent.append(Message("answer", self.role, ("worker", worker), header, frozenset(self.applied)))
 
     def copy(self) -> Symbolic:
@@ -61,7 +65,9 @@ class Symbolic(Server):
             dict(self.clock_table.reached),
         )
         other.clock_table.waiting = dict(self.clock_table.waiting)
-        other.kept, other.applied = dict(self.kept), self.applied
+        other.clock_table.pausing = set(self.clock_table.pausing)
+        other.kept, other.applied, other.broken = dict(self.kept), self.applied, self.broken
+        other.mailbox.serving = self.mailbox.serving
         return other
 
     def key(self) -> tuple:
@@ -72,8 +78,23 @@ class Symbolic(Server):
             tuple(clock_table.clocks.values()),
             tuple(clock_table.reached.values()),
             tuple(clock_table.waiting.items()),
+            tuple(sorted(clock_table.pausing)),
         )
-        return *clocks, kept, tuple(sorted(self.applied))
+        return *clocks, kept, tuple(sorted(self.applied)), self.broken, self.mailbox.serving
+
+
+class ServerMailbox:
+    """The mailbox of a symbolic server: the explorer delivers messages while it serves."""
+
+    serving = True
+
+    def wait(self, done, reason) -> None:
+        """Check that nothing is missing: the explorer lets a server rest when all workers have left."""
+        if not done():
+            raise Broken(reason())
+
+    def flush(self) -> None:
+        """Do nothing: messages have left."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +109,8 @@ class Case:
     push_every: int = 1
     fetch_every: int = 1
     warm: int = 0
+    looks: int = 0  # the clock at which all look; 0: never
+    fails: int | None = None  # the clock at which worker 0 has a bad loss
 
 
 class SentMessages(list):
@@ -107,6 +130,8 @@ class SymbolicWorker(Worker):
         self.bound, self.ahead, self.warm = case.bound, case.ahead, case.warm
         self.push_every, self.fetch_every, self.unpushed, self.gradients = case.push_every, case.fetch_every, (), ()
         self.names = [frozenset() for _ in self.hosts]
+        self.looks, self.fails = case.looks, case.fails if rank == 0 else None
+        self.fresh, self.blocking, self.looked, self.trained = False, False, False, ()
         self.computed: list[tuple] = []  # of each read: clock, names, and what it must have of its own
         self.open(0, 0)
 
@@ -115,11 +140,30 @@ class SymbolicWorker(Worker):
         for _ in range(steps):
             yield BEGINS
             yield from self.read_steps()
+            if self.broken:
+                break
             self.read_versions = [0 for _ in self.hosts]  # servers here count no staleness: as many states less
             self.computed.append((self.clock, tuple(self.names), self.pushed_at if self.blocking else 0))
+            if self.clock == self.fails:
+                self.fail()
+                break
             self.end_step(1, 0.0)
+            if self.clock == self.looks:
+                yield from self.look()
         yield ENDS
         yield from self.finish_steps(0.0)
+
+    def look(self) -> Iterator[str]:
+        """Do what `Asynchronous` does when ranks look, and when they go on."""
+        yield LOOKS
+        if self.asked:
+            yield from self.await_answers("waits before a look")
+        self.trained = tuple(self.names)
+        yield from self.pause_steps()
+        self.looked = True
+        yield LOOKED
+        self.names, self.trained = list(self.trained), ()
+        self.resume()
 
     def write(self, number, array):
         self.names[number] = array
@@ -141,6 +185,8 @@ class Local:
         Where it has yielded, or FINISHED or DEAD.
     answers : tuple
         Of every server, the answer that has come to what it asked, or None.
+    looked, broken : bool
+        Whether it has read what a look shows, and whether it knows of a bad loss.
     rest : tuple
         All else that its next actions depend on.
     history : tuple
@@ -150,13 +196,16 @@ class Local:
     place: str
     clock: int
     answers: tuple
+    looked: bool
+    broken: bool
     rest: tuple
     names: tuple
     history: tuple = field(default=(), compare=False)
 
     @property
     def may_act(self) -> bool:
-        return self.place in (BEGINS, ENDS) or (self.place not in (FINISHED, DEAD) and None not in self.answers)
+        waits = self.place not in (FINISHED, DEAD, LOOKED)
+        return self.place in (BEGINS, ENDS, LOOKS) or (waits and None not in self.answers)
 
 
 @dataclass
@@ -225,14 +274,18 @@ class Explorer:
 
     def next(self, state: State):
         """Yield all states that can follow."""
+        all_looked = all(worker.looked for worker in state.workers)
+        for j, server in enumerate(state.servers):
+            if all_looked and not server.mailbox.serving:
+                yield self.resume(state, j)
         for i, worker in enumerate(state.workers):
             alive = worker.place not in (FINISHED, DEAD)
-            if worker.may_act:
+            if worker.may_act or (worker.place == LOOKED and all_looked):
                 yield self.act(state, i)
             if state.deaths < self.deaths and alive:
                 yield self.die(state, i)
             for j in range(self.case.servers):
-                if state.up[i][j]:
+                if state.up[i][j] and state.servers[j].mailbox.serving:
                     yield self.arrive_up(state, i, j)
                 if state.down[i][j] and alive and worker.answers[j] is None:
                     yield self.arrive_down(state, i, j)
@@ -250,6 +303,14 @@ class Explorer:
             other.up[i][j] = (*other.up[i][j], Message("death", ("worker", i), ("server", j)))
         return other
 
+    def resume(self, state: State, j: int) -> State:
+        other = self.changed(state, f"server {j} serves again")
+        other.servers[j] = state.servers[j].copy()
+        other.servers[j].resume()
+        if not other.servers[j].mailbox.serving:
+            self.fail(other, f"server {j} does not serve again after a look")
+        return other
+
     def arrive_up(self, state: State, i: int, j: int) -> State:
         message, *rest = state.up[i][j]
         clock = message.header[0] if message.kind in ("push", "read") else state.workers[i].clock
@@ -261,6 +322,8 @@ class Explorer:
             worker = answer.receiver[1]
             other.down[worker][j] = (*other.down[worker][j], answer)
         server.sent = []
+        if server.clock_table.pausing and server.clock_table.least == math.inf:
+            server.rest()
         return other
 
     def arrive_down(self, state: State, i: int, j: int) -> State:
@@ -284,8 +347,13 @@ class Explorer:
             other.up[i][j] = (*other.up[i][j], message)
         for read in computed:
             self.check_read(other, i, *read)
-        if other.workers[i].place == FINISHED and not self.deaths:
-            self.check_all(other, i, other.workers[i])
+        worker = other.workers[i]
+        if worker.place == LOOKED:
+            self.check_all(other, i, worker, [each.rest[0] for each in other.workers])
+        if worker.place == FINISHED and self.case.fails is not None and not worker.broken:
+            self.fail(other, f"worker {i} ends and does not know of a bad loss")
+        if worker.place == FINISHED and not self.deaths and self.case.fails is None:
+            self.check_all(other, i, worker, [self.case.steps for _ in other.workers])
         return other
 
     def after(self, i: int, local: Local | None, event: Message | None) -> tuple[Local, list, list, str]:
@@ -309,8 +377,17 @@ class Explorer:
                 except RuntimeError as problem:
                     place, error = FINISHED, str(problem)
             answers = tuple(worker.answers) if worker.asked else (None,) * self.case.servers
-            rest = worker.pushed_at, worker.asked_at, worker.asked, tuple(worker.copies)
-            after = Local(place, worker.clock, answers, rest, tuple(worker.names), history)
+            rest = (
+                worker.pushed_at,
+                worker.asked_at,
+                worker.asked,
+                tuple(worker.copies),
+                worker.blocking,
+                worker.samples,
+            )
+            rest += worker.trained, *map(str, (worker.paused or {}).values())
+            flags = worker.looked, worker.broken
+            after = Local(place, worker.clock, answers, *flags, rest, tuple(worker.names), history)
             self.known[key] = after, list(worker.mailbox), worker.computed, error
         return self.known[key]
 
@@ -331,11 +408,12 @@ class Explorer:
             if k != i and k not in dead:
                 self.found.ahead = max(self.found.ahead, clock - other.clock)
 
-    def check_all(self, state: State, i: int, worker: Local) -> None:
-        everything = {(k, t) for k in range(self.case.workers) for t in range(self.case.steps)}
+    def check_all(self, state: State, i: int, worker: Local, pushed: list[int]) -> None:
+        """Check that a worker has read every push: of each worker, those of so many steps."""
+        everything = {(k, t) for k, steps in enumerate(pushed) for t in range(steps)}
         for j, names in enumerate(worker.names):
             if missing := sorted(everything - names):
-                self.fail(state, f"worker {i} ends without {missing} of server {j}")
+                self.fail(state, f"worker {i} comes to {worker.place} without {missing} of server {j}")
 
     def check_end(self, state: State) -> None:
         """Check a state after which nothing can happen: all are done, and every push is applied once."""
@@ -346,7 +424,8 @@ class Explorer:
             alive = [k for k, worker in enumerate(state.workers) if worker.place == FINISHED]
             pushed = sorted((k, t) for k in alive for t in range(self.case.steps))
             applied = sorted(name for name in server.applied if name[0] in alive)
-            if applied != pushed or len(set(server.applied)) != len(server.applied):
+            complete = applied == pushed or self.case.fails is not None
+            if not complete or len(set(server.applied)) != len(server.applied):
                 self.fail(state, f"server {j} has applied {sorted(server.applied)}")
 
     def fail(self, state: State, why: str) -> None:
@@ -366,6 +445,8 @@ def explore(*, server: type[Symbolic] = Symbolic, deaths: int = 0, most: int = 1
         States after which to give up.
     workers, servers, steps, bound, ahead, push_every, fetch_every, warm
         As of served.py.
+    looks, fails
+        As of Case.
 
     Raises
     ------

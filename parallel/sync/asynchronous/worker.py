@@ -251,8 +251,12 @@ class Worker(Actor):
 
     def pause(self) -> None:
         """Leave the clocks and read as `finish` does, but push nothing; `resume` goes on where this worker was."""
+        self.complete(self.pause_steps())
+
+    def pause_steps(self) -> Iterator[str]:
+        """Do `pause`, and yield wherever it waits for answers."""
         self.paused = {name: getattr(self, name) for name in PAUSED} | {"copies": list(self.copies)}
-        self.complete(self.leave_and_read())
+        yield from self.leave_and_read()
 
     def resume(self) -> None:
         """Go on after `pause`, with the parameters of then."""
