@@ -261,7 +261,7 @@ class Communicator(MPI.Intracomm):
             for name in (*COLLECTIVE, *PEER):
                 front[name] = counting(name, front.get(name) or getattr(self, name), self.calls, agree)
         for name, function in front.items():
-            function.__doc__ = getattr(type(self), name).__doc__
+            function.__doc__, function.__qualname__ = getattr(type(self), name).__doc__, f"Communicator.{name}"
         self.__dict__.update(front)
         self._wrapped = tuple(front)
 

@@ -55,9 +55,11 @@ INSTEAD = {
     "kaiming_normal_": "nn.initializers.he",
     "kaiming_uniform_": "nn.initializers.he",
     "lr_scheduler": "nn.schedules",
+    "manual_seed": "nn.Trainer(network, loss, optimizer, seed=0)",
     "no_grad": "predict and evaluate compute no gradients",
     "tensor": "arrays are NumPy's",
     "train_test_split": "nn.data.hold_out(dataset, 0.1) splits a data set",
+    "utils": "nn.SGD(lr, clip=nn.ClipGlobalNorm(1.0)) clips gradients",
     "xavier_normal_": "nn.initializers.glorot",
     "xavier_uniform_": "nn.initializers.glorot",
 }

@@ -97,6 +97,10 @@ def test_a_wheel_has_all_that_it_takes_to_train(tmp_path):
 def test_the_image_has_all_that_the_wheel_is_made_of():
     copied = re.findall(r"^COPY (.*) \S+$", (ROOT / "containers/Dockerfile").read_text(), re.MULTILINE)
     assert sorted(name for names in copied for name in names.split()) == sorted(SOURCES)
+    files = (ROOT / "containers/ringprop.def").read_text().partition("%files\n")[2].partition("\n\n")[0]
+    assert [line.split() for line in files.splitlines()] == [
+        [name, f"/src/{name}"] for names in copied for name in names.split()
+    ]
 
 
 def test_the_recipe_for_spack_wants_what_the_wheel_wants():

@@ -64,6 +64,8 @@ def check_layer(
         raise TypeError(
             f"check_layer takes a layer, given {layer!r:.80}: an instance, not the class, of a subclass of nn.Layer"
         )
+    if isinstance(in_shape, int):
+        raise TypeError(f"check_layer: in_shape is a tuple, the shape of one sample: ({in_shape},), given {in_shape}")
     case = _Case(layer, tuple(in_shape), ids, seed, setup)
     for check in (
         case.check_specs,

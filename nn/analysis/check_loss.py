@@ -147,6 +147,16 @@ def _check_edges(loss: Loss, z: np.ndarray, target: np.ndarray) -> None:
         ) from error
     if value != 0 or gz.shape != z[:0].shape:
         raise AssertionError(f"{loss!r}: of a batch without samples the value is {value}, and not 0")
+    if loss.targets == "values":
+        try:
+            loss(z[..., :1], z[..., 0], len(z), _context())
+        except (TypeError, ValueError):
+            pass
+        else:
+            raise AssertionError(
+                f"{loss!r}: targets {z.shape[:-1]} of outputs {(*z.shape[:-1], 1)} are not refused, and NumPy would "
+                "broadcast them: call nn.losses.check_same(z, target) first"
+            )
     bad = z.copy()
     bad[0] = np.nan
     with np.errstate(all="ignore"):

@@ -55,6 +55,8 @@ INSTEAD = {  # what to write for names of other libraries
     "weights": "trainer.named_parameters() gives (name, array)",
     "to": "everything is computed on the processor, in the network's dtype: nn.Network(layers, in_shape, dtype)",
     "cuda": "everything is computed on the processor",
+    "module": "trainer.network describes the layers, the trainer has their weights",
+    "no_sync": "trainer.step(x, y, accumulate=4) computes four micro-batches and makes one update",
     "model": "trainer.network describes the layers, the trainer has their weights",
     "layers": "trainer.network.layers() iterates over them",
     "lr": "trainer.optimizer.lr",

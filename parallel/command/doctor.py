@@ -21,6 +21,7 @@ from pathlib import Path
 from parallel.command.arguments import Parser, new_file, number, whole
 from parallel.command.findings import FAILED, OK, WARNING, Finding
 from parallel.launch import blas, launcher
+from parallel.settings import OptionError
 
 LIMIT = 600.0  # seconds, for all of it
 WRONG = 2  # exit status
@@ -57,6 +58,14 @@ def main(argv: list[str] | None = None) -> int:
         return 0  # rank 0 prints it
     options = parser(rank).parse_args(argv)
     if launcher.inside():
+        from parallel.command.rules import check_started
+
+        try:
+            check_started(options, launcher.size_from_environment() or options.ranks)
+        except OptionError as error:
+            if not rank:
+                print(f"error: {error}", file=sys.stderr)
+            return WRONG
         return examine(options, rank)
     try:
         count = options.ranks or min(4, max(2, launcher.cores()))
@@ -124,14 +133,15 @@ def checks(options, world, ranks: list[dict]) -> Iterator[Finding]:
     yield from acceptance.threads(ranks, acceptance.started_by())
     yield acceptance.node_memory(ranks)
     yield acceptance.start(ranks)
-    yield acceptance.load(ranks)
+    load = acceptance.load(ranks)
+    yield load
     yield trials.shared_directory(world, ranks)
     if world.size == 1:
         advice = "ringprop doctor --ranks 2, mpirun or srun"
         yield Finding("collectives", WARNING, "there is one rank: nothing to send was tried", advice)
     else:
         communicator = Communicator(world, watch=options.watch)
-        yield from trials.collectives_checked(communicator, options.seconds)
+        yield from trials.collectives_checked(communicator, options.seconds, load.status == OK)
         chosen = communicator.explain("allreduce", trials.LENGTHS[-1] // 4)
         yield Finding("algorithm", OK, chosen.partition("\n")[0])
         communicator.release()

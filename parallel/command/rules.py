@@ -146,7 +146,8 @@ def _effects(options: Options) -> None:
 def _choices(options: Options) -> None:
     for name, f in FIELDS.items():
         if f.metadata["keys"] and name_of(value := getattr(options, name)) not in f.metadata["choices"]:
-            raise OptionError(f"{flag(name)} {value}: expected one of {', '.join(f.metadata['choices'])}")
+            hint = "; ZeRO stage 3 is fsdp" if value == "zero3" else ""
+            raise OptionError(f"{flag(name)} {value}: expected one of {', '.join(f.metadata['choices'])}{hint}")
 
 
 def checkpoint_policy(options: Options) -> dict:

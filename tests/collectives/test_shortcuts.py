@@ -25,6 +25,12 @@ def summed(call, x, comm):
     np.testing.assert_array_equal(x, (size * ramp + size * (size - 1) // 2).astype(x.dtype))
 
 
+@pytest.mark.mpi(ranks=1)
+def test_a_missing_argument_is_said_of_the_method(communicator):
+    with pytest.raises(TypeError, match=r"^Communicator\.Allreduce\(\) missing .* 'recvbuf'"):
+        communicator.Allreduce(np.ones(3))
+
+
 @pytest.mark.mpi(ranks=[1, 2])
 def test_an_array_finds_its_plan_until_it_changes(communicator, comm):
     from mpi4py import MPI

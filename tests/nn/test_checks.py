@@ -222,6 +222,16 @@ def test_each_mistake_of_a_loss_gets_its_sentence(mistake, sentence):
         nn.check_loss(Squares(mistake), (4,))
 
 
+def test_a_loss_of_values_must_refuse_targets_of_another_shape():
+    class Values(Squares):
+        targets = "values"
+
+    with pytest.raises(AssertionError, match=r"targets \(6,\) of outputs \(6, 1\) are not refused"):
+        nn.check_loss(Values(), (4,))
+    with pytest.raises(TypeError, match=r"in_shape is a tuple, the shape of one sample: \(6,\), given 6"):
+        nn.check_layer(nn.Linear(6, 3), 6)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_built_in_optimizers_pass(optimizer):
     nn.check_optimizer(optimizer)

@@ -91,7 +91,7 @@ def test_the_bits_of_other_numbers_of_ranks_must_be_equal():
 
 
 @pytest.mark.mpi(ranks=[2, 3])
-def test_collectives_are_right_and_a_wrong_one_is_named(comm, ranks):
+def test_collectives_are_right_and_a_wrong_one_is_named(comm, ranks, monkeypatch):
     class Wrong(Communicator):
         def Allreduce(self, x, y, *others, **more):
             super().Allreduce(x, y, *others, **more)
@@ -103,6 +103,10 @@ def test_collectives_are_right_and_a_wrong_one_is_named(comm, ranks):
     assert [row["case"].partition(",")[0] for row in found.rows[:4]] == [
         "allreduce", "broadcast", "reduce_scatter", "allgather",
     ]  # fmt: skip
+    monkeypatch.setattr(trials, "SLOWER", 0.0)
+    for quiet in (True, False):
+        (found,) = trials.collectives_checked(communicator, 0.1, quiet)
+        assert found.status == WARNING and bool(found.advice) == quiet, "nothing is tuned by times of a busy machine"
     assert all(row["ours_us"] > 0 and row["library_us"] > 0 for row in found.rows)
     communicator.release()
     wrong = Wrong(comm)
@@ -161,6 +165,15 @@ def test_ranks_that_mpiexec_starts(tmp_path, nothing_left):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("2 ranks on 1 host") == 1, "one rank prints"
+
+
+def test_a_number_of_ranks_that_the_launcher_did_not_start_is_refused(monkeypatch, capsys):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setattr(doctor, "examine", lambda options, rank: 0)
+    assert doctor.main(["--ranks", "2"]) == doctor.main([]) == 0
+    assert doctor.main(["--ranks", "3"]) == doctor.WRONG
+    assert "as one of 2: leave --ranks to it" in capsys.readouterr().err
 
 
 def test_a_failed_check_is_the_exit_status(monkeypatch, capsys):

@@ -1,8 +1,12 @@
 """Ranks and their axes: data x pipeline x tensor x space x branch x context x expert."""
 
+import importlib
+
 import numpy as np
 import pytest
 
+import nn
+import parallel
 from parallel.mesh import AXES, Mesh, sizes
 
 
@@ -26,12 +30,17 @@ def test_what_does_not_multiply_to_the_ranks_is_refused_with_what_would_do():
         sizes(4, pipeline=8)
 
 
+@pytest.mark.parametrize("name", parallel._INSTEAD)
+def test_names_of_other_libraries_are_answered_with_names_that_exist(name):
+    with pytest.raises(AttributeError, match="has no attribute") as caught:
+        getattr(parallel, name)
+    module, _, own = str(caught.value).rpartition(": ")[2].partition("(")[0].partition(".")
+    assert hasattr(importlib.import_module(module), own)
+
+
 @pytest.mark.parametrize("name", ["DistributedDataParallel", "Pipeline", "TensorParallel"])
 def test_a_bare_mpi_communicator_is_refused(name):
     from mpi4py import MPI
-
-    import nn
-    import parallel
 
     network = nn.Network(nn.Sequential(nn.Linear(4, 3)), (4,))
     with pytest.raises(TypeError, match=r"needs a collectives.Communicator, .*: Communicator\(MPI.COMM_WORLD\)"):

@@ -404,7 +404,7 @@ def test_what_cannot_run_is_refused_on_every_rank(comm):
     refused(r"cuts: expected numbers of children of .*'s root, given \['3'\]", cuts="3")
     refused("1B1 cannot run: it needs 1F1", schedule=read("0F0,0F1,0B1,0B0\n1F0,1B1,1F1,1B0"))
     refused("several ranks", schedule=read("0F0,0B0\n0F1,0B1"), cuts=[])
-    refused("pipeline 1f1b: it has no chunks", chunks=2)
+    refused("pipeline 1f1b: it has no chunks: leave that out; micro_batches= says", chunks=2)
     refused("micro_batches: expected a whole number of at least 1, given 2.5", micro_batches=2.5)
     refused("chunks: expected a whole number of at least 1, given 1.5", schedule="interleaved", chunks=1.5)
     refused("pipedream updates after each micro-batch, and has no flush: use parallel.PipeDream", schedule="pipedream")

@@ -163,7 +163,10 @@ def generated(schedule: str | Callable, ranks: int, micro_batches: int, options:
     if schedule in SCHEDULES:
         known = list(signature(SCHEDULES[schedule]).parameters)[3:]  # behind rank, ranks, micro_batches
         if unknown := [name for name in options if name not in known]:
-            raise ValueError(f"pipeline {schedule}: it has no {', '.join(unknown)}: leave that out")
+            raise ValueError(
+                f"pipeline {schedule}: it has no {', '.join(unknown)}: leave that out; micro_batches= says how many "
+                "micro-batches a batch has"
+            )
     return rows(schedule, ranks, micro_batches, **options)
 
 
