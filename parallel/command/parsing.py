@@ -46,6 +46,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str):
         if unknown := re.fullmatch(r"unrecognized arguments: ([^\s=]+).*", message):
             message = f"no option {nearest(unknown[1], self._option_string_actions)}"
+        if empty := re.fullmatch(r"argument (--\S+): expected one argument", message):
+            message = f"{empty[1]} needs a value: {self._option_string_actions[empty[1]].help % {}}"
         raise OptionError(f"{message} (--help lists the options)")
 
 

@@ -257,3 +257,10 @@ def test_who_says_nothing_of_the_rate_gets_the_usual_one(tmp_path):
     assert rate("--optimizer", "adam") == (0.001, 0) and rate("--optimizer", "lars") == (1, 0)
     (tmp_path / "mine.toml").write_text("lr = 0.3\n")
     assert rate("--config", str(tmp_path / "mine.toml")) == (0.3, 0)
+
+
+@pytest.mark.parametrize("name", ["elastic", "batch", "out", *(n for n, f in FIELDS.items() if f.metadata.get("keys"))])
+def test_an_option_without_its_value_says_what_it_takes(name):
+    help_words = FIELDS[name].metadata["help"].split()[0].replace("%%", "%")
+    with pytest.raises(OptionError, match=f"^{flag(name)} needs a value: {re.escape(help_words)}"):
+        parse([flag(name)])
