@@ -24,7 +24,8 @@
 # 5. measure what a step over few samples loses, and what it saves;
 # 6. recognise handwritten digits with the same loop.
 #
-# You need derivatives and vectors. Where it says *Your turn* you write a line or two, and the cell below checks it.
+# You need derivatives and vectors. Where it says *Your turn* you write a line or two, and the cell below checks it. A
+# cell that does not end is stopped with the square above the notebook (*Kernel*, *Interrupt*).
 
 # %%
 import matplotlib.pyplot as plt
@@ -223,6 +224,8 @@ def steps_needed(rate, curvature, factor):
     # return np.ceil(np.log(factor) / (rate * curvature))
     # wrong: the first time; yours says
     # return np.ceil(np.log(factor) / -np.log(max(1e-9, 1 - rate * curvature)))
+    # wrong: after 2 steps, the first time; yours says 3
+    # return int(np.log(factor) / -np.log(abs(1 - rate * curvature))) + 1
     # end
 
 
@@ -266,7 +269,7 @@ def descend(B, rate, epochs, seed=0, w=start):
         for first in range(0, N, B):
             chosen = order[first : first + B]
             path.append(path[-1] - rate * gradient(path[-1], X[chosen], y[chosen]))
-        # wrong: 40 samples in pieces of 7 are 6 steps an epoch; yours takes 5
+        # wrong: 40 samples in pieces of 7, steps an epoch: 6; yours takes 5
         # for first in range(0, N - B + 1, B):
         #     chosen = order[first : first + B]
         #     path.append(path[-1] - rate * gradient(path[-1], X[chosen], y[chosen]))
@@ -299,7 +302,7 @@ def check_descend(B):
     path = checks.call(descend, B, 0.2, 1, seed=3)
     checks.expect(
         len(path) == len(want),
-        f"{N} samples in pieces of {B} are {len(want) - 1} steps an epoch; yours takes {len(path) - 1}.",
+        f"{N} samples in pieces of {B}, steps an epoch: {len(want) - 1}; yours takes {len(path) - 1}.",
         draw,
     )
     checks.same(path, want, f"the path with B = {B}", draw=draw)
@@ -380,6 +383,9 @@ def roll(w, v, rate, mu):
     # wrong: 20 steps with momentum
     # v = mu * v + (1 - mu) * gradient(w)
     # return w - rate * v, v
+    # wrong: the velocity after the first step
+    # v = mu * v - rate * gradient(w)
+    # return w + v, v
     # end
 
 
@@ -406,6 +412,8 @@ def check_roll():
         ax.legend(loc="lower left", frameon=True)
 
     checks.same(rolling(0.2, 0.7, 20), np.array(want), "20 steps with momentum", draw=draw)
+    _, v = checks.several(2, roll, start, np.zeros(2), 0.2, 0.7)
+    checks.same(v, gradient(start), "the velocity after the first step")
 
 
 check_roll()

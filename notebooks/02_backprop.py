@@ -324,6 +324,9 @@ def backward_deep(y, weights, activations):
     #     gradients.append(a.T @ delta)
     #     delta = delta @ W.T
     # return gradients[::-1]
+    # wrong: yours is of the type ndarray
+    # delta = (activations[-1] - y) * activations[-1] * (1 - activations[-1]) / len(y)
+    # return activations[-2].T @ delta
     # wrong: first layer first
     # a, gradients = activations[-1], []
     # delta = (a - y) * a * (1 - a) / len(y)
@@ -491,6 +494,10 @@ def directional_derivative(f, w, d, eps):
     return (f(w + eps * d) - f(w - eps * d)) / (2 * eps)
     # wrong: times what, over which distance
     # return (f(w + eps * d) - f(w - eps * d)) / eps
+    # wrong: it changes w
+    # w += eps * d
+    # high = f(w)
+    # return (high - f(w - 2 * eps * d)) / (2 * eps)
     # wrong: yours makes 12
     # return sum(d[i] * (f(w + eps * e) - f(w - eps * e)) / (2 * eps) for i, e in enumerate(np.eye(len(w))))
     # end

@@ -283,6 +283,11 @@ def early_stop(costs, patience):
         #     best = epoch
         # elif epoch - best >= patience:
         #     return best, epoch
+        # wrong: with patience 3, of [5, 3, 3, 3, 3, 2]
+        # if costs[epoch] <= costs[best]:
+        #     best = epoch
+        # elif epoch - best >= patience:
+        #     return best, epoch
         # end
     return best, len(costs) - 1
 
@@ -307,6 +312,7 @@ for costs, patience, want in (
     ([5, 4, 3, 3.5, 3.2, 3.1, 2.9], 3, (2, 5)),
     ([5, 4, 3, 3.5, 3.2, 2.9, 3.0, 3.1], 3, (5, 7)),
     ([5, 4, 3, 2], 2, (3, 3)),
+    ([5, 3, 3, 3, 3, 2], 3, (1, 4)),
     ([1, 2, 3, 4, 5], 2, (0, 2)),
 ):
     got = checks.call(early_stop, np.array(costs), patience)
@@ -506,6 +512,10 @@ def shifted_copies(images):
     # wrong: the copies: as they are, right, left, down, up
     # padded = np.pad(images, ((0, 0), (1, 1), (1, 1)))
     # corners = (1, 1), (1, 2), (1, 0), (2, 1), (0, 1)
+    # return np.concatenate([padded[:, row : row + 8, column : column + 8] for row, column in corners])
+    # wrong: the copies: as they are, right, left, down, up
+    # padded = np.pad(images, ((0, 0), (1, 1), (1, 1)), mode="edge")
+    # corners = (1, 1), (1, 0), (1, 2), (0, 1), (2, 1)
     # return np.concatenate([padded[:, row : row + 8, column : column + 8] for row, column in corners])
     # wrong: is expected
     # return np.pad(images, ((0, 0), (1, 1), (1, 1)))

@@ -70,6 +70,9 @@ def log_softmax(z):
     # wrong: one sum for each row
     # z = z - z.max()
     # return z - np.log(np.exp(z).sum())
+    # wrong: Make a new array
+    # z -= z.max(axis=1, keepdims=True)
+    # return z - np.log(np.exp(z).sum(axis=1, keepdims=True))
     # wrong: which number makes the largest exponent 0
     # z = z - z.max()
     # return z - np.log(np.exp(z).sum(axis=1, keepdims=True))
@@ -150,6 +153,14 @@ def adam_step(w, g, m, v, t, rate, beta1=0.9, beta2=0.999, eps=1e-8):
     # m = beta1 * m + (1 - beta1) * g
     # v = beta2 * v + (1 - beta2) * g**2
     # return w - rate * m / (np.sqrt(v) + eps), m, v
+    # wrong: Is eps added to the root, not inside it
+    # m = beta1 * m + (1 - beta1) * g
+    # v = beta2 * v + (1 - beta2) * g**2
+    # return w - rate * m / (1 - beta1**t) / np.sqrt(v / (1 - beta2**t) + eps), m, v
+    # wrong: an epsilon missing
+    # m = beta1 * m + (1 - beta1) * g
+    # v = beta2 * v + (1 - beta2) * g**2
+    # return w - rate * m / (1 - beta1**t) / np.sqrt(v / (1 - beta2**t)), m, v
     # wrong: v after step 1
     # m = beta1 * m + (1 - beta1) * g
     # v = beta2 * v + (1 - beta2) * np.abs(g)
@@ -221,6 +232,9 @@ def adamw_step(w, g, m, v, t, rate, decay):
     # wrong: w after a step
     # moved, m, v = adam_step(w, g, m, v, t, rate)
     # return moved - decay * w, m, v
+    # wrong: a value from after the step
+    # moved, m, v = adam_step(w, g, m, v, t, rate)
+    # return moved - rate * decay * moved, m, v
     # end
 
 
@@ -555,6 +569,14 @@ def folds(order, k):
     parts = np.array_split(order, k)
     for i in range(k):
         yield np.concatenate(parts[:i] + parts[i + 1 :]), parts[i]
+    # wrong: in this order
+    # parts = np.array_split(order, k)
+    # for i in range(k):
+    #     yield parts[i], np.concatenate(parts[:i] + parts[i + 1 :])
+    # wrong: cut `order` as it is
+    # parts = np.array_split(np.sort(order), k)
+    # for i in range(k):
+    #     yield np.concatenate(parts[:i] + parts[i + 1 :]), parts[i]
     # wrong: learned from and tested in the same fold
     # for test in np.array_split(order, k):
     #     yield order, test

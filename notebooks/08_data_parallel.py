@@ -479,6 +479,8 @@ def busiest(workers, servers):
     # wrong: vectors for (workers, servers)
     # return workers / servers
     # wrong: vectors for (workers, servers)
+    # return max(workers // servers, 1.0)
+    # wrong: vectors for (workers, servers)
     # return max(workers / servers, servers)
     # end
 
@@ -495,7 +497,7 @@ def counted(size, *schedules, **options):
     return max(sent.max(), received.max()) / N
 
 
-cases = [(1, 1), (4, 1), (12, 1), (6, 2), (12, 4), (8, 8), (3, 6)]
+cases = [(1, 1), (4, 1), (12, 1), (6, 2), (5, 2), (12, 4), (8, 8), (3, 6)]
 want = [counted(w + s, push, pull, servers=s) for w, s in cases]
 checks.same(
     [checks.call(busiest, w, s) for w, s in cases],

@@ -244,7 +244,8 @@ def difference(got, want, off, bound) -> str:
         return f"{int((~np.isfinite(got)).sum())} of {got.size} values are not finite."
     largest = float(np.abs(want).max())
     if off.max() < 1e-5 * largest:
-        return f"it is right but for {off.max() / largest:.0e} of the largest value: has it been float32 on the way?"
+        much = f"{off.max() / largest:.0e} of the largest value"
+        return f"it is right but for {much}: an epsilon missing or elsewhere, a value from after the step, float32?"
     wrong = off > bound
     large = np.abs(want) > 1e-6 * np.abs(want).max()
     ratios = got[large] / want[large]

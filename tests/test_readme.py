@@ -159,6 +159,7 @@ def flags_of(script: str) -> set[str]:
 # Programs of others, whose flags we do not know: what follows one of them up to the name of a script.
 OTHERS = (
     "git archive|mpirun|torchrun|mpiexec|srun|sbatch|docker|apptainer|pip|pytest|ulfm|a container|tensorboard|twine"
+    "|jupyter"
 )
 OF_OTHERS = {
     "--mca",

@@ -32,7 +32,8 @@ def check_deep(backward_deep):
         got = checks.call(backward_deep, y, [W.copy() for W in weights], [a.copy() for a in activations])
         checks.expect(
             isinstance(got, list | tuple) and len(got) == len(weights),
-            f"a list of {len(weights)} gradients is expected for {len(weights)} layers.",
+            f"a list of as many gradients as layers is expected, {len(weights)}; yours is of the type "
+            f"{type(got).__name__}{f', of {len(got)}' * isinstance(got, list | tuple)}.",
         )
         for layer in reversed(range(len(weights))):
             want = derivative(lambda W, i=layer, c=cost, w=weights: c([*w[:i], W, *w[i + 1 :]]), weights[layer])
@@ -52,6 +53,7 @@ def check_deep(backward_deep):
 def check_direction(directional_derivative):
     rng = np.random.default_rng(9)
     w, d = rng.standard_normal((2, 6))
+    d /= np.linalg.norm(d)
     f = lambda w: np.sum(np.sin(w) * np.arange(6))
     exact = np.sum(np.cos(w) * np.arange(6) * d)
     errors = [abs(float(checks.numbers(directional_derivative, f, w.copy(), d, eps)) - exact) for eps in (1e-2, 5e-3)]
@@ -69,6 +71,11 @@ def check_direction(directional_derivative):
     directional_derivative(lambda w: calls.append(w.copy()) or f(w), w.copy(), d, 1e-3)
     checks.expect(
         len(calls) == 2, f"two evaluations are enough for any number of parameters; yours makes {len(calls)}."
+    )
+    kept = w.copy()
+    directional_derivative(f, kept, d, 1e-3)
+    checks.expect(
+        np.array_equal(kept, w), "it changes w: f must be called with new arrays, w + eps d, and w stay as it is."
     )
     checks.right("two evaluations; half the step, a quarter of the error")
 

@@ -60,7 +60,13 @@ def check_best_rate(best_rate):
 
 @checks.explain_errors
 def check_steps_needed(steps_needed):
-    for rate, curvature, factor in ((0.1, 1.0, 1000.0), (0.5, 1.0, 1000.0), (1.9, 1.0, 10.0), (0.01, 0.3, 1e6)):
+    for rate, curvature, factor in (
+        (0.1, 1.0, 1000.0),
+        (0.5, 1.0, 1000.0),
+        (0.5, 1.0, 4.0),
+        (1.9, 1.0, 10.0),
+        (0.01, 0.3, 1e6),
+    ):
         count, error = 0, 1.0
         while error > 1 / factor:
             error, count = abs(1 - rate * curvature) * error, count + 1

@@ -35,7 +35,8 @@ def draw_curves(title, xlabel, **curves):
 def check_log_softmax(log_softmax):
     rng = np.random.default_rng(0)
     z = 3 * rng.standard_normal((5, 4))
-    got = checks.numbers(log_softmax, z.copy(), shape=(5, 4))
+    z.flags.writeable = False
+    got = checks.numbers(log_softmax, z, shape=(5, 4))
     sums = np.exp(got).sum(axis=1)
     checks.expect(
         np.allclose(sums, 1),
@@ -99,7 +100,8 @@ def check_adam(adam_step):
                 np.allclose(size, 0.1, rtol=1e-4),
                 "the first step moves every number by the rate, 0.1, however long its gradient is; yours "
                 "moves them by "
-                f"{size.round(4).tolist()}: what corrects m and v, which began at 0?",
+                f"{[float(f'{each:.8g}') for each in size]}: what corrects m and v, which began at 0? Is eps added "
+                "to the root, not inside it?",
             )
         w = moved
         checks.same(w, theirs, f"w after step {step}")
@@ -285,12 +287,19 @@ def check_folds(folds):
         order = np.random.default_rng(count).permutation(count)
         pairs = checks.call(lambda count=count, k=k, order=order: list(folds(order.copy(), k)))
         checks.expect(len(pairs) == k, f"{k} folds are asked for; yours are {len(pairs)}.")
-        tested = np.concatenate([np.ravel(test) for _, test in pairs])
+        learned, tested = (np.concatenate([np.ravel(pair[i]) for pair in pairs]) for i in (0, 1))
+        checks.expect(
+            sorted(learned) != list(range(count)), "a pair is (indices to learn from, indices to test), in this order."
+        )
         checks.expect(
             sorted(tested) == list(range(count)),
             f"of {count} samples in {k} folds each must be tested once; yours tests "
             f"{len(set(tested.tolist()))} of them in "
             f"{len(tested)} tests: what becomes of the remainder?",
+        )
+        checks.expect(
+            tested.tolist() != list(range(count)),
+            "the folds are cut from sorted indices, and data are often sorted: cut `order` as it is.",
         )
         sizes = [len(test) for _, test in pairs]
         checks.expect(

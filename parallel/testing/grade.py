@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,7 +60,8 @@ class Collector:
 def reason(report) -> str:
     """Return the error of a failed case as one line."""
     lines = [line[1:].strip() for line in str(report.longrepr).splitlines() if line.startswith("E  ")]
-    text = lines[0] if lines else str(report.longrepr).strip().splitlines()[-1]
+    named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit)\b", line)]
+    text = (named or lines)[0] if lines else str(report.longrepr).strip().splitlines()[-1]
     return text.removeprefix("AssertionError: ")[:LONGEST]
 
 

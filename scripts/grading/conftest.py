@@ -22,7 +22,11 @@ def student(name: str):
         folder = PROJECTS if name == "network" else Path(os.environ["RINGPROP_PROJECT"])
         spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
         sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]  # so that each case says what is wrong with the file
+            raise
     return sys.modules[name]
 
 

@@ -225,7 +225,7 @@ def checks(monkeypatch):
         (3 * np.arange(60.0), np.arange(60.0), "v: it is 3 times what is wanted, everywhere"),
         (np.eye(3), np.ones((3, 3)), "v: 6 of 9 values are wrong; the worst is [0, 1]: yours is 0, and 1 is wanted"),
         (np.zeros((2, 3, 4)), np.ones((2, 3, 4)), "v: it is 0 everywhere"),
-        (np.float32([1 / 3, 1]), [1 / 3, 1], "v: it is right but for 1e-08 of the largest value: has it been float32"),
+        (np.float32([1 / 3, 1]), [1 / 3, 1], "v: it is right but for 1e-08 of the largest value: an epsilon"),
     ],
 )
 def test_what_differs_is_said_and_drawn(checks, got, want, said):
@@ -417,7 +417,7 @@ def test_answers_that_are_nearly_right_are_told_why_and_drawn(checks, name, task
         (
             "03",
             "remember",
-            "if costs[epoch] == costs[: epoch + 1].min():\n    best = epoch\n"
+            "if costs[epoch] < costs[:epoch].min(initial=9):\n    best = epoch\n"
             "if epoch - best == patience:\n    return best, epoch\n",
             {"validation_cost": np.array([2.0, 1.0, 3.0])},
             "",

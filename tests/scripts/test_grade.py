@@ -1,14 +1,18 @@
 """The graders of the course's projects: solutions have all points, and each mistake costs those of its criterion."""
 
 import configparser
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import PATIENCE
+
+from parallel.testing.grade import reason
 
 ROOT = Path(__file__).parents[2]
 SOLUTIONS, STARTERS = ROOT / "tests" / "projects", ROOT / "notebooks" / "projects"
@@ -121,3 +125,21 @@ def test_what_graders_need_is_installed_with_the_course():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     assert "pytest>=8" in setup["options.extras_require"]["course"].split()
+
+
+def test_the_reason_is_the_error_not_where_it_is():
+    said = 'E     File "pipeline.py", line 1\nE       def f(:\nE   SyntaxError: invalid syntax'
+    assert reason(SimpleNamespace(longrepr=said)) == "SyntaxError: invalid syntax"
+    assert reason(SimpleNamespace(longrepr="E   assert 3 == 4\nE   where 3 = f()")) == "assert 3 == 4"
+
+
+def test_each_case_says_why_a_file_cannot_be_imported(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("grading", ROOT / "scripts" / "grading" / "conftest.py")
+    grading = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(grading)
+    (tmp_path / "pipeline.py").write_text("import no_such_module\n")
+    monkeypatch.setenv("RINGPROP_PROJECT", str(tmp_path))
+    for _ in range(2):
+        with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+            grading.student("pipeline")
+    sys.modules.pop("network")
