@@ -163,10 +163,6 @@ class Mesh:
         context: int = 1,
         expert: int = 1,
     ):
-        if communicator is not None and not hasattr(communicator, "calls"):
-            raise TypeError(
-                f"a mesh needs a collectives.Communicator, given {communicator!r:.80}: Communicator(MPI.COMM_WORLD)"
-            )
         self.communicator, self.made = communicator, []
         if communicator:
             from mpi4py.MPI import IN_PLACE  # which one process does without

@@ -56,7 +56,11 @@ class ShardedOptimizer(GradientSync):
     sharded: tuple[str, ...] = ()  # beside the moments
     gradient_placement = REPLICATE
     sends_plain = "2"  # `sends`, where sums are reduce-scattered
-    phases = (*GradientSync.phases, ("communicate", "sync.reduce", True), ("communicate", "sync.gather", True))
+    phases = (
+        *GradientSync.phases,
+        ("communicate", "sync.reduce", True),
+        ("communicate", "sync.publish_parameters", True),
+    )
 
     def __init__(self, unit_bytes: int, offload, shared_memory: bool, compressor: Compressor | None = None):
         self.unit_bytes, self.offload, self.shared_memory = unit_bytes, offload, shared_memory

@@ -23,7 +23,7 @@ class UndoLog:
     Parameters
     ----------
     window : SharedWindow
-    arrays : name -> flat array of `window.common`
+    arrays : name -> flat array of `window.empty_common`
         All of one length.
     blocks : int
         Into how many an update cuts them at most.

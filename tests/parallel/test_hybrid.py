@@ -194,7 +194,7 @@ def test_what_is_left_out_is_seen(comm):
         many.sync.buckets.plan()
 
     def no_terms(many):
-        many.forward_backward.terms = {}
+        many.forward_backward.summed = {}
 
     def no_ties(many):
         many.forward_backward.ties = {}

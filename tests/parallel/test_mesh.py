@@ -5,7 +5,6 @@ import importlib
 import numpy as np
 import pytest
 
-import nn
 import parallel
 from parallel.mesh import AXES, Mesh, sizes
 
@@ -36,15 +35,6 @@ def test_names_of_other_libraries_are_answered_with_names_that_exist(name):
         getattr(parallel, name)
     module, _, own = str(caught.value).rpartition(": ")[2].partition("(")[0].partition(".")
     assert hasattr(importlib.import_module(module), own)
-
-
-@pytest.mark.parametrize("name", ["DistributedDataParallel", "Pipeline", "TensorParallel"])
-def test_a_bare_mpi_communicator_is_refused(name):
-    from mpi4py import MPI
-
-    network = nn.Network(nn.Sequential(nn.Linear(4, 3)), (4,))
-    with pytest.raises(TypeError, match=r"needs a collectives.Communicator, .*: Communicator\(MPI.COMM_WORLD\)"):
-        getattr(parallel, name)(network, nn.CrossEntropyLoss(), nn.SGD(0.1), MPI.COMM_WORLD)
 
 
 @pytest.mark.mpi(ranks=4)
