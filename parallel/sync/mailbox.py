@@ -310,6 +310,12 @@ def serve_others(waiting: Mailbox) -> bool:
     """Receive for the other mailboxes of this rank, and handle messages where they serve; return whether any came.
 
     Those that do not serve, or are inside a handler, receive as well: another rank may wait until its message has left.
+    One that fails is left alone from then on; its own trainer meets the error at its next wait.
     """
-    others = [each for each in MAILBOXES if each is not waiting]
-    return any([each.move() if each.serving else each._receive() for each in others])
+    came = False
+    for each in [each for each in MAILBOXES if each is not waiting]:
+        try:
+            came |= each.move() if each.serving else each._receive()
+        except each.failure[0]:  # a rank of an earlier trainer has died, say: who waits here need not know
+            MAILBOXES.discard(each)
+    return came
