@@ -252,9 +252,10 @@ def test_a_mistake_of_one_rank_keeps_no_other_waiting_for_the_lengths_of_blocks(
     comm.Barrier()
     if rank == 0:  # so that nothing is in flight as MPI ends
         private, number = communicator._planner.comm, np.zeros(2, np.int64)
-        private.Iallgather(number[:1], number).Wait() if vector in ("Reduce_scatter", "compile") else private.Ibcast(
-            number
-        ).Wait()
+        private.Iallgather(number[:1].copy(), number).Wait() if vector in (
+            "Reduce_scatter",
+            "compile",
+        ) else private.Ibcast(number).Wait()
 
 
 @pytest.mark.mpi(ranks=[2])
