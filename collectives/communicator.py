@@ -80,6 +80,11 @@ PLANNED_BY = {
 BLOCKS = {planned.method: planned.blocks for planned in PLANNED_BY.values()}
 
 
+def planned_as(operation: str) -> tuple[Callable, Planned]:
+    """Return the first planning function of an operation, and what it plans."""
+    return next(item for item in PLANNED_BY.items() if item[1].operation == operation)
+
+
 def persistent_form(blocking: Callable, build: Callable) -> Callable[..., Any]:
     """Return the persistent form of a collective: a method with the same parameters and, as in mpi4py, `info`.
 
@@ -433,7 +438,7 @@ class Communicator(MPI.Intracomm):
         schedule is compiled in one step. The third is that of a call that has been seen before.
         """
         reason, schedules = self._explanation(operation, count, dtype, op, algorithm)
-        build, planned = next(item for item in PLANNED_BY.items() if item[1].operation == operation)
+        build, planned = planned_as(operation)
         path = [f"communicator.py {planned.method}", "running/plan_cache.py", file_of(build), "running/buffers.py"]
         path.append("choosing/selection.py")
         if not schedules:
@@ -462,8 +467,8 @@ class Communicator(MPI.Intracomm):
         if callable(requested):
             return f"{title}: {getattr(requested, '__name__', requested)}, because requested", [requested]
         call = Call(operation, count * dtype.itemsize)
-        method = next(planned.method for planned in PLANNED_BY.values() if planned.operation == operation)
-        if "op" in inspect.signature(getattr(Communicator, method)).parameters:  # else elements travel as bytes
+        method = getattr(Communicator, planned_as(operation)[1].method)
+        if "op" in inspect.signature(method).parameters:  # else elements travel as bytes
             properties = {"shareable": can_share(op, dtype), "numpy": libraries_differ(op, dtype)}
             call = call._replace(float16=dtype == np.float16, ordered=not op.Is_commutative(), **properties)
         name, why = selection.reason(requested, call)

@@ -12,14 +12,14 @@ from zlib import crc32
 import numpy as np
 from mpi4py import MPI
 
+from collectives.failures.deadline import UNFINISHED
 from collectives.failures.watchdog import describe
 
 MESSAGE_BYTES = 1024  # bytes in which a rank says what it calls
-UNFINISHED: list = []  # exchanges to which not all ranks have come: MPI may yet write there
 
 
 class Agreement:
-    """Refuses a collective that ranks do not call alike, before any data moves.
+    """Refuses a collective that ranks call with arguments that differ, before any data moves.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Agreement:
     def free(self, aborted: bool):
         """Free the communicator (collective); where a call was aborted it stays, as exchanges may never end."""
         if aborted:
-            UNFINISHED.append(self.pending)
+            UNFINISHED[id(self.pending)] = self.pending
         else:
             MPI.Request.Waitall([request for request, *_ in self.pending])
             self.comm.Free()
@@ -75,7 +75,7 @@ def absent(spec) -> bool:
 
 
 def describe_call(name, method, communicator, args, kwargs, in_words, blocks) -> str:
-    """Return what all ranks must say alike of a call: operation, elements, datatype, op, root and algorithm.
+    """Return what must be the same on all ranks of a call: operation, elements, datatype, op, root and algorithm.
 
     `in_words(buffer, parts)` says how many elements of what a buffer has; `blocks` has by the name of the blocking
     method which of its buffers, "send" or "recv", hold a block for each rank.

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from collectives.failures.awake import Awake
 from collectives.progress import advance_all, in_flight
 
+# By id, lists of arrays in messages to which not all ranks have come: MPI may use them after a wait that has failed.
+UNFINISHED: dict[int, list] = {}
+
 
 class Deadline:
     """How long the ranks of a communicator wait for each other: one object, so that a change holds for every wait.

@@ -16,8 +16,9 @@ from typing import TypeVar
 import numpy as np
 from mpi4py import MPI
 
+from collectives.failures.deadline import UNFINISHED
+
 T = TypeVar("T")
-UNFINISHED: dict[int, list[np.ndarray]] = {}  # arrays of messages that not all ranks have come to: MPI may yet use them
 
 C_LIBRARY = ctypes.CDLL(None, use_errno=True)
 C_LIBRARY.mmap.restype = ctypes.c_void_p

@@ -38,7 +38,7 @@ def libraries_differ(op: MPI.Op, dtype: np.dtype | None) -> bool:
 
 
 # operation -> codes of the types that MPI libraries reduce as NumPy does, all values of them
-ALIKE = {
+REDUCED_AS_NUMPY = {
     op.handle: {
         code
         for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
@@ -48,9 +48,9 @@ ALIKE = {
 }
 
 
-def reduced_alike(op: MPI.Op, dtype: np.dtype) -> bool:
+def reduced_as_numpy(op: MPI.Op, dtype: np.dtype) -> bool:
     """Return whether MPI libraries reduce all values as NumPy does; False where MPI may not define the operation."""
-    return dtype.char in ALIKE.get(op.handle, ())
+    return dtype.char in REDUCED_AS_NUMPY.get(op.handle, ())
 
 
 def by_numpy(op: MPI.Op, dtype: np.dtype, source: tuple, target: tuple) -> Callable[[], object]:

@@ -184,7 +184,7 @@ def price(
         raise ValueError(
             f"{size} ranks of {name} take about {steps:,.0f} steps, more than {most:,} on a topology, and no small "
             f"block of ranks stands for all: price fewer ranks, {'larger segments, ' if segmented else ''}or a network "
-            f"where nodes are alike, such as nodes:nodes={-(-size // 8)},ranks=8"
+            f"where all nodes have as many ranks, such as nodes:nodes={-(-size // 8)},ranks=8"
         )
     node = network.ranks_per_node if network.ranks_per_node < size else 1  # in one node all ranks are alike
     may_be_alike = size % node == 0 and network.placement is None

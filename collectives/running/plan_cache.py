@@ -24,7 +24,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.executor.plan import Plan
-from collectives.node_memory.reduction import reduced_alike
+from collectives.node_memory.reduction import reduced_as_numpy
 
 IN_PLACE, SUM, Op = MPI.IN_PLACE, MPI.SUM, MPI.Op
 address = MPI.Get_address
@@ -200,7 +200,7 @@ def allreduce(native, method, limit, waiting, known):
     def Allreduce(sendbuf, recvbuf, op=SUM, algorithm=None):
         if algorithm is None and not waiting and type(recvbuf) is ndarray:
             if recvbuf.nbytes <= limit:
-                as_numpy = op is SUM or reduced_alike(op, recvbuf.dtype)
+                as_numpy = op is SUM or reduced_as_numpy(op, recvbuf.dtype)
                 if recvbuf.itemsize > SHORT and as_numpy and sendbuf is not recvbuf:
                     try:
                         return native(sendbuf, recvbuf, op)
@@ -247,7 +247,7 @@ def reduce(native, method, limit, waiting, size):
     def Reduce(sendbuf, recvbuf, op=SUM, root=0, algorithm=None):
         x = recvbuf if sendbuf is IN_PLACE else sendbuf
         short = algorithm is None and not waiting and type(x) is ndarray and x.nbytes <= limit
-        if short and x.itemsize > SHORT and 0 <= root < size and (op is SUM or reduced_alike(op, x.dtype)):
+        if short and x.itemsize > SHORT and 0 <= root < size and (op is SUM or reduced_as_numpy(op, x.dtype)):
             try:
                 return native(sendbuf, recvbuf, op, root)
             except ValueError:
@@ -261,7 +261,7 @@ def reduce_scatter_block(native, method, limit, waiting, _):
     def Reduce_scatter_block(sendbuf, recvbuf, op=SUM, algorithm=None, keep=True):
         x = recvbuf if sendbuf is IN_PLACE else sendbuf
         short = algorithm is None and not waiting and type(x) is ndarray and x.nbytes <= limit
-        if short and x.itemsize > SHORT and (op is SUM or reduced_alike(op, x.dtype)):
+        if short and x.itemsize > SHORT and (op is SUM or reduced_as_numpy(op, x.dtype)):
             try:
                 return native(sendbuf, recvbuf, op)
             except ValueError:

@@ -16,10 +16,9 @@ from collectives.algorithms.registry import NODES, SEGMENT_BYTES
 from collectives.choosing.selection import AUTOMATIC, NODE_MEMORY, Selection
 from collectives.executor.plan import Plan, array, copying
 from collectives.executor.program import Program, Programs, Transfer
-from collectives.failures.deadline import Deadline
+from collectives.failures.deadline import UNFINISHED, Deadline
 from collectives.failures.revocation import register, unregister
 from collectives.node_memory.barriers import barrier_of, first_barrier, split_barrier_of
-from collectives.node_memory.files import UNFINISHED
 from collectives.node_memory.plans import LINE_BYTES
 from collectives.node_memory.reduction import by_numpy, libraries_differ, sum_into
 from collectives.node_memory.window import SharedWindow
@@ -74,7 +73,7 @@ class Planner:
             self.wait_for(self.node.Ibarrier(), "for the other ranks of its node, none of which may have given up")
             window = SharedWindow(self.node, self.deadline)
         except BaseException as error:
-            if isinstance(error, TimeoutError) or not isinstance(error, OSError):  # all ranks get an OSError alike
+            if isinstance(error, TimeoutError) or not isinstance(error, OSError):  # an OSError is that of all ranks
                 self.on_abort(error, "")  # the others may still come, and go on without this rank
             raise
         window.on_abort, self.selection.make_window = self.on_abort, None
@@ -133,7 +132,7 @@ class Planner:
         Raises as `wait_or_abort`.
         """
         result = np.array(numbers) if root is not None else np.empty((self.size, *numbers.shape), numbers.dtype)
-        UNFINISHED[id(result)] = [numbers, result]  # MPI may write there after a wait that has failed
+        UNFINISHED[id(result)] = [numbers, result]
         request = self.comm.Ibcast(result, root) if root is not None else self.comm.Iallgather(numbers, result)
         self.wait_or_abort(request, "for what the other ranks say of their blocks or schedules")
         del UNFINISHED[id(result)]
