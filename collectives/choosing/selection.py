@@ -294,15 +294,22 @@ def tuned_file(place: str, library: str) -> str:
     return str(file) if place == "node" and (file := cache_file(library)).is_file() else ""
 
 
+def processor(cpuinfo: str = "/proc/cpuinfo") -> str:
+    """Return the name of this machine's processor, or where the system does not say it, its architecture."""
+    try:
+        lines = Path(cpuinfo).read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
 @cache
 def cache_file(library: str) -> Path:
     """Where `bench.py collectives --tune` leaves what it has measured on this kind of processor with this MPI library.
 
     `library` is its name and version, as MPI.Get_library_version() says them, of which the first item counts.
     """
-    with open("/proc/cpuinfo") as lines:
-        model = next((line.partition(":")[2] for line in lines if line.startswith("model name")), platform.machine())
-    machine = f"{model} {os.cpu_count()} cores {library.splitlines()[0].partition(',')[0] if library else ''}"
+    machine = f"{processor()} {os.cpu_count()} cores {library.splitlines()[0].partition(',')[0] if library else ''}"
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return folder / "ringprop" / f"collectives-{'-'.join(re.findall('[a-z0-9.]+', machine.lower()))}.json"
 

@@ -23,8 +23,17 @@ MIB = 1 << 20
 NODE_MEMORY = 256 * MIB  # of /dev/shm, on each host
 BUSY = 1.5  # programs that want a core, for each of them, in the last minute
 SLOW_START = 30.0  # seconds until Python has loaded what it needs
-ALIKE = ("ringprop", "commit", "python", "numpy", "mpi4py", "mpi", "blas", "processor")  # facts that should not differ
-MUST_BE_ALIKE = ("ringprop", "commit", "mpi")
+COMPARED = (
+    "ringprop",
+    "commit",
+    "python",
+    "numpy",
+    "mpi4py",
+    "mpi",
+    "blas",
+    "processor",
+)  # facts that should not differ
+MUST_AGREE = ("ringprop", "commit", "mpi")
 # How each launcher gives a rank cores of its own.
 BINDING = {
     "Open MPI": "mpirun --map-by slot:PE={n} --bind-to core",
@@ -58,6 +67,8 @@ def facts(loaded: float) -> dict:
     from mpi4py import MPI
     from threadpoolctl import threadpool_info
 
+    from collectives.choosing.selection import processor
+
     pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
     try:
         memory = os.statvfs("/dev/shm")
@@ -83,15 +94,6 @@ def facts(loaded: float) -> dict:
         "load": os.getloadavg()[0],
         "loaded": loaded,
     }
-
-
-def processor(cpuinfo: str = "/proc/cpuinfo") -> str:
-    """Return the name of this machine's processor."""
-    try:
-        lines = Path(cpuinfo).read_text().splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def started_by() -> str:
@@ -134,15 +136,15 @@ def hello(ranks: Sequence[dict]) -> Finding:
     )
 
 
-def alike(ranks: Sequence[dict]) -> Iterator[Finding]:
+def versions(ranks: Sequence[dict]) -> Iterator[Finding]:
     """Compare versions, libraries and processors of all ranks with those of rank 0."""
     first = ranks[0]
-    differing = [name for name in ALIKE if any(each[name] != first[name] for each in ranks)]
+    differing = [name for name in COMPARED if any(each[name] != first[name] for each in ranks)]
     for name in differing:
         other = next(rank for rank, each in enumerate(ranks) if each[name] != first[name])
         there = f"{ranks[other][name]} on rank {other} ({ranks[other]['host']})"
         text = f"{name} is {first[name]} on rank 0 ({first['host']}), {there}"
-        if name in MUST_BE_ALIKE:
+        if name in MUST_AGREE:
             yield Finding("versions", FAILED, text, "give all hosts one environment, on a file system that they share")
         elif name == "processor":
             yield Finding("versions", WARNING, text, "--reproducible promises equal bits on equal processors alone")

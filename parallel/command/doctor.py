@@ -128,7 +128,7 @@ def checks(options, world, ranks: list[dict]) -> Iterator[Finding]:
     from parallel.command import acceptance, trials
 
     yield acceptance.hello(ranks)
-    yield from acceptance.alike(ranks)
+    yield from acceptance.versions(ranks)
     yield acceptance.threads_of_mpi(ranks)
     yield from acceptance.threads(ranks, acceptance.started_by())
     yield acceptance.node_memory(ranks)

@@ -1,5 +1,7 @@
 """The table of algorithms: complete, monotone, replaceable by a file, and made from measurements."""
 
+import platform
+
 import pytest
 
 from collectives import ALGORITHMS
@@ -237,3 +239,11 @@ def test_an_entry_that_no_call_could_run_is_refused_when_it_is_registered(operat
     with pytest.raises((TypeError, ValueError), match=message):
         algorithm(operation, cost=lambda p, n: Cost(), needs=needs)(newest)
     assert "newest" not in ALGORITHMS.get(operation, {})
+
+
+def test_the_name_of_the_processor(tmp_path):
+    from collectives.choosing.selection import processor
+
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Quick 7\nmodel name\t: Quick 7\n")
+    assert processor(str(tmp_path / "cpuinfo")) == "Quick 7"
+    assert processor(str(tmp_path / "none")) == platform.machine()

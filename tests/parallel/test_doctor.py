@@ -27,7 +27,7 @@ def facts(**others) -> dict:
 
 
 def judged(ranks: list[dict]) -> list[Finding]:
-    found = [acceptance.hello(ranks), *acceptance.alike(ranks), acceptance.threads_of_mpi(ranks)]
+    found = [acceptance.hello(ranks), *acceptance.versions(ranks), acceptance.threads_of_mpi(ranks)]
     found += [*acceptance.threads(ranks, "Open MPI"), acceptance.node_memory(ranks)]
     found += [acceptance.start(ranks), acceptance.load(ranks)]
     return found
