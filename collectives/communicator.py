@@ -192,9 +192,9 @@ class Communicator(MPI.Intracomm):
 
     calls = None  # what a watchdog looks at: which call that waits for other ranks this one is in (progress.Calls)
     _plans = {}  # so on an instance that mpi4py made itself: its first collective prepares it
-    _planner = None
+    planner = None  # what its plans are made with, and the limit of their waits (planner.deadline)
     _wrapped = ()  # methods before which another function stands
-    _watchdog = _agreement = None
+    watchdog = agreement = None
     _broken = ""  # why there can be no more calls
     _observed = {}  # watch, abort, debug, where one of them is on
 
@@ -219,7 +219,7 @@ class Communicator(MPI.Intracomm):
         limit = parse_seconds(watched or 0, "RINGPROP_WATCH" if watch is None else "watch")
         if debug is None:
             debug = os.environ.get("RINGPROP_DEBUG", "0") not in ("", "0")
-        selection = self._planner.selection
+        selection = self.planner.selection
         settings = {
             "how to observe calls": {"watch": limit, "abort": abort, "debug": debug},
             "memory": memory,
@@ -235,7 +235,7 @@ class Communicator(MPI.Intracomm):
             unlink_library_memory()
             abort_on_exit()
         if watched is not None:
-            self._planner.deadline.seconds = limit + MARGIN if limit and abort else math.inf
+            self.planner.deadline.seconds = limit + MARGIN if limit and abort else math.inf
         if len(settings_of_ranks) > 1 and limit and abort:
             finalize_timeout(limit + MARGIN)
         if limit or debug:
@@ -246,10 +246,10 @@ class Communicator(MPI.Intracomm):
         self._observed = {"watch": limit, "abort": abort, "debug": debug}
         native = MPI.Intracomm(self)
         if debug:
-            self._agreement = Agreement(register(native.Dup()), self._planner.wait_or_abort)
+            self.agreement = Agreement(register(native.Dup()), self.planner.wait_or_abort)
         if limit:
-            self._watchdog = Watchdog(self.calls, register(native.Dup()), limit, abort)
-            self._watchdog.start()
+            self.watchdog = Watchdog(self.calls, register(native.Dup()), limit, abort)
+            self.watchdog.start()
         self._install_wrappers(not debug)
 
     def _install_wrappers(self, short: bool) -> None:
@@ -257,12 +257,12 @@ class Communicator(MPI.Intracomm):
         for name in self._wrapped:
             del self.__dict__[name]
         front = {}
-        short = short and not self._broken and not self._planner.synchronous
+        short = short and not self._broken and not self.planner.synchronous
         if short and type(self) is Communicator:  # a subclass may have other methods
-            below, known = self._planner.selection.native_below, self._cache.known.entries.get
+            below, known = self.planner.selection.native_below, self.plan_cache.known.entries.get
             front = shortcuts(self, MPI.Intracomm(self), below, in_flight, known)
         if self._observed:
-            agree = self._agree if self._agreement else None
+            agree = self._agree if self.agreement else None
             for name in (*COLLECTIVE, *PEER):
                 front[name] = counting(name, front.get(name) or getattr(self, name), self.calls, agree)
         for name, function in front.items():
@@ -283,11 +283,11 @@ class Communicator(MPI.Intracomm):
         except (ValueError, TypeError, BufferError) as error:
             must_agree = f"{name} with a mistake: {error}"
         if not name.startswith("I"):
-            self._queue.finish()  # others may wait for what is in flight before they come here
-        self._queue.agreed = None  # of a call that was refused
-        agreed = self._agreement.exchange(must_agree, where(outside()))
+            self.queue.finish()  # others may wait for what is in flight before they come here
+        self.queue.agreed = None  # of a call that was refused
+        agreed = self.agreement.exchange(must_agree, where(outside()))
         if name.startswith("I"):
-            self._queue.agreed = agreed
+            self.queue.agreed = agreed
         else:
             agreed(True)
 
@@ -296,23 +296,23 @@ class Communicator(MPI.Intracomm):
             raise RuntimeError("progress=True needs an MPI library that was started with MPI.THREAD_MULTIPLE")
         native = MPI.Intracomm(self)
         native.allreduce(0)  # mpi4py's first of a communicator waits with the interpreter held, and nothing would move
-        self._planner = Planner(register(native.Dup()), algorithms or {}, synchronous, memory)
-        self._planner.on_abort = self._abort
-        self._cache, self.calls = PlanCache(), Calls()
-        self._plans = self._cache  # in which calls look for theirs
-        self._planner.forget_scratch = self._cache.drop_named
+        self.planner = Planner(register(native.Dup()), algorithms or {}, synchronous, memory)
+        self.planner.on_abort = self._abort
+        self.plan_cache, self.calls = PlanCache(), Calls()
+        self._plans = self.plan_cache  # in which calls look for theirs
+        self.planner.forget_scratch = self.plan_cache.drop_named
         self._persistents = weakref.WeakSet()
-        self._queue = Queue(progress, self._planner.refuse_aborted)
+        self.queue = Queue(progress, self.planner.refuse_aborted)
         self._install_wrappers(True)
 
     def _abort(self, error, place):
         """Abort: every later call raises `Aborted`, as it could take messages of this one for its own."""
         rank, place = self.Get_rank(), place or where(outside())
         if not self._broken:
-            self._broken = self._queue.broken = cause_of(error, f"rank {rank}", "a collective", f"at {place}: ")
-            self._planner.abort(self._broken)
+            self._broken = self.queue.broken = cause_of(error, f"rank {rank}", "a collective", f"at {place}: ")
+            self.planner.abort(self._broken)
             self._install_wrappers(False)
-            self._cache.known.entries.clear()
+            self.plan_cache.known.entries.clear()
             self._plans = {}  # so that every call comes to `_new`, which refuses it
         if isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_TRUNCATE:
             raise RuntimeError(
@@ -341,14 +341,14 @@ class Communicator(MPI.Intracomm):
 
     def _like(self, comm, progress=None):
         """Return `comm`, which was made of this communicator, with the same settings."""
-        if comm == MPI.COMM_NULL or self._planner is None:
+        if comm == MPI.COMM_NULL or self.planner is None:
             return comm
-        progress = self._queue.progress if progress is None else progress
+        progress = self.queue.progress if progress is None else progress
         observed = self._observed or {"watch": 0, "debug": False}
-        algorithms = self._planner.selection.algorithms
-        settings = {"synchronous": self._planner.synchronous, "memory": self._planner.selection.memory, **observed}
+        algorithms = self.planner.selection.algorithms
+        settings = {"synchronous": self.planner.synchronous, "memory": self.planner.selection.memory, **observed}
         communicator = Communicator(comm, progress=progress, **settings, **algorithms)
-        communicator._planner.deadline = self._planner.deadline  # watch=0, where it is given, means to wait for ever
+        communicator.planner.deadline = self.planner.deadline  # watch=0, where it is given, means to wait for ever
         return communicator
 
     def release(self):
@@ -360,27 +360,27 @@ class Communicator(MPI.Intracomm):
         with_progress(self._release)
 
     def _release(self):
-        if self._planner is not None:
+        if self.planner is not None:
             if self._broken:
-                self._queue.finish()  # what was in flight has failed: each ends at once, with that error
+                self.queue.finish()  # what was in flight has failed: each ends at once, with that error
             elif active := [request for request in self._persistents if request.active]:
                 raise RuntimeError(f"{len(active)} persistent collective(s) are active: Wait for them first")
-            self._queue.refuse_in_flight()
+            self.queue.refuse_in_flight()
             if self._observed:
-                if self._watchdog is not None:
-                    self._watchdog.stop()
-                    unregister(self._watchdog.comm).Free()
-                if self._agreement is not None:
-                    unregister(self._agreement.comm)
-                    self._agreement.free(bool(self._broken))
-                self._agreement, self._watchdog, self._observed = None, None, {}
-            self._cache.free()
+                if self.watchdog is not None:
+                    self.watchdog.stop()
+                    unregister(self.watchdog.comm).Free()
+                if self.agreement is not None:
+                    unregister(self.agreement.comm)
+                    self.agreement.free(bool(self._broken))
+                self.agreement, self.watchdog, self._observed = None, None, {}
+            self.plan_cache.free()
             for request in list(self._persistents):
                 request.active = False  # one that has been aborted
                 request.Free()
-            self._planner.free(bool(self._broken))
+            self.planner.free(bool(self._broken))
             self._install_wrappers(False)
-            self._planner, self._plans, self._broken = None, {}, ""
+            self.planner, self._plans, self._broken = None, {}, ""
 
     def Free(self):
         """Free the plans, the private duplicate and the communicator itself (collective)."""
@@ -402,12 +402,12 @@ class Communicator(MPI.Intracomm):
             Ranks that do not come within 300 s, or what `watch` says.
         """
         self._prepared()
-        if not self._planner.selection.memory:
+        if not self.planner.selection.memory:
             return np.zeros(shape, dtype)
         return self._after_pending(self._shared, shape, dtype)
 
     def _shared(self, shape, dtype):
-        planner, problem = self._planner, None
+        planner, problem = self.planner, None
         selection, several = planner.selection, planner.selection.place == "nodes"
         try:
             if several and planner.made_window is None and not planner.shares():
@@ -422,7 +422,7 @@ class Communicator(MPI.Intracomm):
             problem = OSError(errno.ENOMEM, "ranks of another node cannot have such an array")
         if problem is not None:
             raise problem
-        self._cache.free()  # a plan for private memory does not fit a shared array that now lies at its address
+        self.plan_cache.free()  # a plan for private memory does not fit a shared array that now lies at its address
         if not selection.arrays:
             selection.arrays = True
             self._install_wrappers(not self._observed.get("debug"))
@@ -456,7 +456,7 @@ class Communicator(MPI.Intracomm):
     def _explanation(self, operation, count, dtype, op, algorithm) -> tuple[str, list[Callable]]:
         """Return which algorithm a call runs and why, and the schedules that it may be; none for the library's."""
         self._prepared()
-        selection, dtype = self._planner.selection, np.dtype(dtype)
+        selection, dtype = self.planner.selection, np.dtype(dtype)
         check_name(operation, "auto")
         if not isinstance(count, Integral) or count < 0:
             other = f"an array of {count.size} {count.dtype}" if isinstance(count, np.ndarray) else repr(count)
@@ -528,7 +528,7 @@ class Communicator(MPI.Intracomm):
         self._prepared()
         if self._broken:
             raise Aborted(self._broken)
-        return self._after_pending(compile_rounds, self._planner, rounds, op, buffers, computations or {})
+        return self._after_pending(compile_rounds, self.planner, rounds, op, buffers, computations or {})
 
     def Run(self, plan, name: str = "") -> None:
         """Carry out a plan of `compile`, once; every rank its own, in the same order. `name` is for the watchdog.
@@ -555,10 +555,10 @@ class Communicator(MPI.Intracomm):
         self._prepared()
         if self._broken:
             raise Aborted(self._broken)
-        return self._queue.start(name or "plan", plan, ())
+        return self.queue.start(name or "plan", plan, ())
 
     def _prepared(self):
-        if self._planner is None:
+        if self.planner is None:
             with_progress(self._prepare)
 
     def _after_pending(self, call, *args, **kwargs):
@@ -568,8 +568,8 @@ class Communicator(MPI.Intracomm):
         """
         if not in_flight:
             return call(*args, **kwargs)
-        if self._planner is not None:
-            self._queue.finish()
+        if self.planner is not None:
+            self.queue.finish()
         return with_progress(call, *args, **kwargs)
 
     def _collective(self, build, algorithm, key_args, *buffers, keep=True):
@@ -597,36 +597,36 @@ class Communicator(MPI.Intracomm):
         self._prepared()
         if self._broken:
             raise Aborted(self._broken)
-        requested = self._planner.selection.requested(PLANNED_BY[build].operation, algorithm)
+        requested = self.planner.selection.requested(PLANNED_BY[build].operation, algorithm)
         native = requested == "native" or any(map(for_library, buffers))
-        plan = NATIVE if native else build(self._planner, *buffers, *key_args, requested)
+        plan = NATIVE if native else build(self.planner, *buffers, *key_args, requested)
         if key is not None and (plan is not NATIVE or lasting((*buffers, *key_args))):
-            self._cache.put(key, plan)
+            self.plan_cache.put(key, plan)
             in_place_sum = build is plan_reductions.allreduce and algorithm is None and key_args == (MPI.SUM,)
             if in_place_sum and plan is not NATIVE and buffers[0] is MPI.IN_PLACE and type(buffers[1]) is np.ndarray:
-                self._cache.known.register(buffers[1], plan)  # for a shortcut
+                self.plan_cache.known.register(buffers[1], plan)  # for a shortcut
         return plan
 
     def _start(self, build, algorithm, key_args, *buffers, keep=True):
         """Start the nonblocking form of a collective, ours or the library's."""
         self._prepared()
         name, operation, _ = PLANNED_BY[build]
-        self._planner.may_wait = False
+        self.planner.may_wait = False
         try:
-            requested = self._planner.requested_in_flight(operation, algorithm)
+            requested = self.planner.requested_in_flight(operation, algorithm)
             key = fingerprint(build, requested, key_args, buffers) if keep else None
             if (plan := self._plans.get(key)) is not None:
                 plan.used = True  # so the cache spares it
             else:
                 plan = self._new(key, build, requested, key_args, buffers)
         finally:
-            self._planner.may_wait = True
+            self.planner.may_wait = True
         if plan is NATIVE:
-            if self._queue.agreed is not None:
-                agreed, self._queue.agreed = self._queue.agreed, None
+            if self.queue.agreed is not None:
+                agreed, self.queue.agreed = self.queue.agreed, None
                 with_progress(agreed, True)
             return getattr(MPI.Intracomm, f"I{name.lower()}")(self, *buffers, *key_args)
-        return self._queue.start(operation, plan, buffers, *([plan.free] if key is None else []))
+        return self.queue.start(operation, plan, buffers, *([plan.free] if key is None else []))
 
     def _recvcounts(self, recvcounts, recvbuf):
         """Return the elements of every rank's block, which the ranks send each other where they are not given."""
@@ -636,7 +636,7 @@ class Communicator(MPI.Intracomm):
         if self._broken:
             raise Aborted(self._broken)
         count = np.array(incoming(recvbuf).count)
-        return self._after_pending(self._planner.exchange, count).tolist()
+        return self._after_pending(self.planner.exchange, count).tolist()
 
     def _persistent(self, build, algorithm, key_args, *buffers):
         """Plan the persistent form of a collective (collective): a schedule of ours, unless "native" is requested."""
@@ -644,12 +644,12 @@ class Communicator(MPI.Intracomm):
         if build is plan_reductions.reduce_scatter:
             key_args = self._recvcounts(key_args[0], buffers[1]), *key_args[1:]
         name, operation, _ = PLANNED_BY[build]
-        requested = self._planner.requested_in_flight(operation, algorithm)
+        requested = self.planner.requested_in_flight(operation, algorithm)
         plan = self._after_pending(self._new, None, build, requested, key_args, buffers)
         if plan is NATIVE:
             return getattr(MPI.Intracomm, f"{name}_init")(self, *buffers, *key_args)
-        calls = self.calls if self._watchdog else None
-        request = PersistentRequest(self._queue, operation, plan, buffers, calls)
+        calls = self.calls if self.watchdog else None
+        request = PersistentRequest(self.queue, operation, plan, buffers, calls)
         self._persistents.add(request)
         return request
 
@@ -733,8 +733,8 @@ class Communicator(MPI.Intracomm):
 
     def progress(self) -> None:
         """Advance the nonblocking collectives in flight, without waiting."""
-        if self._planner is not None:
-            self._queue.advance()
+        if self.planner is not None:
+            self.queue.advance()
 
     def Ibcast(self, buf, root: int = 0, algorithm: Algorithm = None):
         """Begin a Bcast: n elements on every rank. Returns its request."""

@@ -216,8 +216,8 @@ class Flags:
     def claim(self) -> int:
         """Return the next number: 0, 1, 2, ... over all ranks of the node, none twice."""
         try:
-            if not self._locks():
-                self._wait(self.first, lambda _: self._locks(), "a claim", [])  # [] as to ask `done` is to lock
+            if not self.try_lock():
+                self._wait(self.first, lambda _: self.try_lock(), "a claim", [])  # [] as to ask `done` is to lock
             number = self.first[Word.NUMBER]
             self.first[Word.NUMBER] = number + 1
             return number
@@ -248,7 +248,7 @@ class Flags:
                 self.abort(cause, length < 0)
                 raise Aborted(cause, length < 0)
 
-    def _locks(self):
+    def try_lock(self):
         """Lock the file if nobody has: 3 us with the unlocking, where MPI_Fetch_and_op takes 16 in Open MPI."""
         try:
             fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -98,7 +98,7 @@ class Topology:
         self.number = {(channel.source, channel.target): i for i, channel in enumerate(self.channels)}
         self.host_number = {host: i for i, host in enumerate(self.hosts)}
         self._next: dict[Hashable, list] = {}
-        self._distances: dict[int, dict[Hashable, int]] = {}
+        self.distances: dict[int, dict[Hashable, int]] = {}
         self._routes: dict[tuple[int, int], Route] = {}
         self._hash = hash((self.kind, len(self.hosts), self.channels))
         self._refuse_what_is_no_network()
@@ -154,12 +154,12 @@ class Topology:
 
     def _shortest_path(self, source: int, dest: int) -> list:
         """The fewest channels; where several ways are as short, the destination's number takes its turn among them."""
-        if dest not in self._distances:
+        if dest not in self.distances:
             before: dict[Hashable, list] = {}
             for channel in self.channels:
                 before.setdefault(channel.target, []).append(channel.source)
-            self._distances[dest] = breadth_first(self.hosts[dest], before)
-        distance, vertices = self._distances[dest], [self.hosts[source]]
+            self.distances[dest] = breadth_first(self.hosts[dest], before)
+        distance, vertices = self.distances[dest], [self.hosts[source]]
         while vertices[-1] != self.hosts[dest]:
             here = distance[vertices[-1]]
             nearer = [vertex for vertex in self._next[vertices[-1]] if distance.get(vertex, math.inf) == here - 1]

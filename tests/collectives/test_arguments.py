@@ -153,7 +153,7 @@ def test_a_buffer_that_only_the_library_takes_on_one_rank_keeps_no_other_waiting
 
     communicator, x = Communicator(comm, allreduce=algorithm), np.full(5000, comm.rank + 1.0)
     communicator.Allreduce(MPI.IN_PLACE, x)
-    communicator._planner.deadline.seconds = 0.5
+    communicator.planner.deadline.seconds = 0.5
     comm.Barrier()
     if comm.rank == 0:
         communicator.Allreduce(MPI.IN_PLACE, Tensor(x))
@@ -236,7 +236,7 @@ def test_a_mistake_of_one_rank_keeps_no_other_waiting_for_the_lengths_of_blocks(
     from collectives.failures.aborted import Aborted
 
     communicator, rank, x = Communicator(comm), comm.rank, np.ones(4)
-    communicator._planner.deadline.seconds = 0.3
+    communicator.planner.deadline.seconds = 0.3
     blocks = [x, [2, 2], None, MPI.DOUBLE]
     calls = {
         "Reduce_scatter": lambda: communicator.Reduce_scatter(x, b"read-only" if rank == 0 else np.empty(2)),
@@ -251,7 +251,7 @@ def test_a_mistake_of_one_rank_keeps_no_other_waiting_for_the_lengths_of_blocks(
             communicator.Barrier(algorithm="dissemination")
     comm.Barrier()
     if rank == 0:  # so that nothing is in flight as MPI ends
-        private, number = communicator._planner.comm, np.zeros(2, np.int64)
+        private, number = communicator.planner.comm, np.zeros(2, np.int64)
         private.Iallgather(number[:1].copy(), number).Wait() if vector in (
             "Reduce_scatter",
             "compile",

@@ -242,7 +242,7 @@ def test_what_is_broadcast_and_gathered_is_read_where_all_ranks_have_shared_arra
             communicator.Allreduce(MPI.IN_PLACE, x)  # through slots in between
             assert (x == ranks * of_ranks).all()
     called = []
-    for plan in communicator._cache.values():
+    for plan in communicator.plan_cache.values():
         called += [call.func.__name__ for call in getattr(plan, "after", ()) if isinstance(call, partial)]
     expected = {"Bcast", "Allgather"} if ranks > 1 else set()  # one rank sees all its arrays
     assert set(called) == expected, "with private arrays they are the library's"
@@ -278,7 +278,7 @@ def test_arrays_given_after_a_call_was_left_bring_no_calls_back(comm):
     from collectives import Communicator
 
     communicator = Communicator(comm)
-    communicator._abort(RuntimeError("left"), "here")
+    communicator.planner.on_abort(RuntimeError("left"), "here")
     x = communicator.empty(10, "f4")
     with pytest.raises(RuntimeError, match="has aborted a collective"):
         communicator.Bcast(x)
@@ -294,7 +294,7 @@ def test_a_result_in_place_does_not_lie_where_others_still_read(comm, ranks, mon
 
     communicator, count = Communicator(comm, reduce_scatter="shared"), 10_000
     x = communicator.empty(2 * count)
-    flags = communicator._planner.window.flags
+    flags = communicator.planner.window.flags
     meet, late = flags.signed_barrier, 0.2 * (comm.rank == 0)
     monkeypatch.setattr(flags, "signed_barrier", lambda *given: (meet(*given), time.sleep(late))[0])
     x[:] = comm.rank + 1
@@ -452,7 +452,7 @@ def test_float16_is_summed_in_float32_and_rounded_once_a_sum(communicator, ranks
 
 @pytest.mark.mpi(ranks=[2])
 def test_plans_are_found_again_and_never_for_other_memory(communicator, ranks):
-    plans = communicator._plans
+    plans = communicator.plan_cache
     x, y = np.ones(4, "f4"), np.empty(4, "f4")
     for _ in range(3):
         communicator.Allreduce(x, y)
@@ -516,16 +516,16 @@ def test_the_librarys_calls_are_kept_only_for_types_and_operations_that_last(com
     communicator.Bcast([x, 1, vector])
     communicator.Bcast([x, 1, vector], algorithm="native")
     communicator.Allreduce(x, np.empty(4), add, algorithm="native")
-    assert not communicator._plans
+    assert not communicator.plan_cache
     communicator.Bcast([x, MPI.DOUBLE], algorithm="native")
-    assert len(communicator._plans) == 1
+    assert len(communicator.plan_cache) == 1
     vector.Free(), add.Free()
 
 
 @pytest.mark.mpi(ranks=[2])
 def test_the_cache_is_bounded_and_spares_what_is_used(communicator, ranks):
     communicator.Barrier()
-    plans = communicator._plans
+    plans = communicator.plan_cache
     plans.limit = 8
     kept = np.ones(3)
     communicator.Allreduce(None, kept, algorithm="ring")
@@ -583,7 +583,7 @@ def test_thousands_of_buffers_and_counts_take_bounded_memory(communicator, ranks
         assert (x == 2).all()
 
     communicator.Barrier()
-    plans, programs = communicator._cache, communicator._planner.programs
+    plans, programs = communicator.plan_cache, communicator.planner.programs
     plans.limit, programs.limit = 64, 4000
     use(0)
     before = resident()
@@ -651,7 +651,7 @@ def test_the_algorithm_is_chosen_by_call_keyword_and_environment(comm, ranks, mo
 
     monkeypatch.setenv("RINGPROP_ALLREDUCE", "ring")
     x = np.ones(1)
-    sends = lambda c: len(next(iter(c._plans.values())).requests)
+    sends = lambda c: len(next(iter(c.plan_cache.values())).requests)
     for given, asked, requests in (({}, None, 4), ({"allreduce": "doubling"}, None, 2), ({}, "doubling", 2)):
         communicator = Communicator(comm, **given)
         communicator.Allreduce(None, np.ones(2), algorithm=asked)
@@ -688,7 +688,7 @@ def test_duplicates_and_parts_are_communicators_too(communicator, ranks):
         x = np.array([communicator.rank + 1.0])
         made.Allreduce(None, x)
         assert x == sum(made.allgather(communicator.rank + 1.0))
-        assert made._plans
+        assert made.plan_cache
         made.Free()
     alone = communicator.Split(MPI.UNDEFINED if communicator.rank else 0)
     assert (alone == MPI.COMM_NULL) == (communicator.rank > 0)
@@ -726,7 +726,7 @@ def test_shared_memory_in_nodes_and_rings_between_them(comm, ranks, monkeypatch)
 
     monkeypatch.setattr(planner, "same_node", lambda comm: comm.Split(comm.Get_rank() // 2))
     communicator = Communicator(comm)
-    assert communicator._planner.selection.place == "nodes"
+    assert f"{ranks} ranks on several nodes" in communicator.explain("allreduce", 1000)
     x, shared = np.empty(1000), communicator.empty(3000)
     for call in range(3):
         for y, count in ((x, 1000), (shared, 3000)):
@@ -885,7 +885,7 @@ def test_slices_too_long_for_one_message_travel_in_pieces(comm, ranks, monkeypat
                 else:
                     communicator.Bcast(x, 2, algorithm=name)
                     assert (x == data(2, count, "f8", 1)).all() and untouched(around)
-    longest = max(len(plan.requests) for plan in communicator._plans.values())
+    longest = max(len(plan.requests) for plan in communicator.plan_cache.values())
     assert longest > 50, "the slices were cut"
     communicator.release()
 
@@ -908,14 +908,16 @@ def test_an_array_that_one_node_cannot_have_no_node_has(comm, monkeypatch):
 
     monkeypatch.setattr(planner, "same_node", lambda comm: comm.Split(comm.Get_rank() // 2))
     communicator, x = Communicator(comm), np.ones(20_000)
+    before = communicator.explain("allreduce", 20_000, "f8")
     with pytest.raises((ValueError, OSError), match=r"ranks disagree|ranks of another node"):
         communicator.empty(20_000 + (comm.rank == 1))
-    assert not communicator._planner.selection.arrays
+    assert communicator.explain("allreduce", 20_000, "f8") == before
     for count in (20_000, 5_000):
         x[:count] = 1
         communicator.Allreduce(None, x[:count])
         assert (x[:count] == 3).all()
     shared = communicator.empty(20_000)
+    assert communicator.explain("allreduce", 20_000, "f8") != before
     shared[:] = 1
     communicator.Allreduce(None, shared)
     assert (shared == 3).all()

@@ -96,7 +96,7 @@ def test_a_generator_goes_where_a_name_goes(communicator, comm, mine):
         communicator.Run(plan)
         np.testing.assert_array_equal(seen, total)
         plan.free()
-    assert len([key for key in communicator._cache if key[1] is mine]) <= 16, "a plan is kept by its function"
+    assert len([key for key in communicator.plan_cache if key[1] is mine]) <= 16, "a plan is kept by its function"
 
 
 @pytest.mark.mpi(ranks=[3])

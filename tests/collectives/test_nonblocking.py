@@ -115,7 +115,7 @@ def test_a_blocking_call_lets_those_in_flight_finish(communicator, ranks):
 @pytest.mark.mpi(ranks=[2])
 def test_buffers_live_and_plans_stay_while_in_flight(communicator, ranks):
     communicator.Barrier()
-    communicator._cache.limit = 2
+    communicator.plan_cache.limit = 2
     for repeat in range(3):
         kept = [value(communicator.rank, i, 3000) for i in range(6)]
         requests = [communicator.Iallreduce(None, x) for x in kept]
@@ -123,8 +123,8 @@ def test_buffers_live_and_plans_stay_while_in_flight(communicator, ranks):
         nonblocking.waitall(requests)
         for i, x in enumerate(kept):
             assert (x == value(0, i, 3000) + value(1, i, 3000)).all(), repeat
-    assert not any(plan.busy for plan in communicator._cache.values())
-    assert len(communicator._cache) <= 2 + 6, "those of one repeat were in flight: those of the ones before go"
+    assert not any(plan.busy for plan in communicator.plan_cache.values())
+    assert len(communicator.plan_cache) <= 2 + 6, "those of one repeat were in flight: those of the ones before go"
     if communicator.rank == 1:
         communicator.recv(source=0)  # until then, what rank 0 has begun cannot end
     held = value(0, 0)
@@ -353,7 +353,7 @@ def test_a_failure_while_another_call_moves_it_is_told_where_it_is_waited_for(co
 
     x = np.ones(1000)
     a.Iallreduce(MPI.IN_PLACE, x).Wait()
-    plan = list(a._cache.values())[-1]
+    plan = list(a.plan_cache.values())[-1]
     plan.calls.append(fails)
     requests = a.Iallreduce(MPI.IN_PLACE, x), b.Iallreduce(MPI.IN_PLACE, np.ones(1000))
     assert requests[1].Wait() and b.allreduce(1) == 2
@@ -394,7 +394,7 @@ def test_a_wait_ends_also_where_another_communicator_has_something_in_flight(com
 
     monkeypatch.setattr(nonblocking, "SPIN_LIMIT", 0.2)
     a, b = Communicator(comm), Communicator(comm)
-    a._planner.deadline.seconds = b._planner.deadline.seconds = 0.3
+    a.planner.deadline.seconds = b.planner.deadline.seconds = 0.3
     if comm.rank == 0:
         requests = [each.Iallreduce(MPI.IN_PLACE, np.ones(50_000), algorithm="ring") for each in (a, b)]
         for request in requests:

@@ -131,7 +131,7 @@ def test_requests_that_are_active_freed_or_left_are_refused(comm, ranks):
     assert (y == 2).all()
     request = communicator.Allreduce_init(x, y)
     if comm.rank == 0:
-        communicator._planner.deadline.seconds = 0.2
+        communicator.planner.deadline.seconds = 0.2
         request.Start()
         with pytest.raises(TimeoutError):
             request.Wait()
@@ -177,10 +177,10 @@ def test_release_refuses_active_requests_before_it_frees_anything(comm):
     request = communicator.Allreduce_init(x, y)
     request.Start()
     communicator.Barrier(algorithm="dissemination")  # behind it the run is done
-    before = communicator._watchdog, dict(communicator._observed), dict(communicator._cache)
+    before = communicator.watchdog, dict(communicator.plan_cache)
     with pytest.raises(RuntimeError, match="1 persistent collective"):
         communicator.release()
-    assert (communicator._watchdog, communicator._observed, dict(communicator._cache)) == before
+    assert (communicator.watchdog, dict(communicator.plan_cache)) == before
     request.Wait()
     assert (y == 2).all()
     communicator.release()
@@ -195,7 +195,7 @@ def test_release_after_an_abort_ends_what_is_in_flight(comm):
     communicator.Allreduce(None, arrays[0], algorithm="shared")
     persistent = communicator.Allreduce_init(None, arrays[3])
     if comm.rank == 0:
-        communicator._planner.deadline.seconds = 0.3
+        communicator.planner.deadline.seconds = 0.3
         requests = [communicator.Iallreduce(None, x) for x in arrays[:3]]
         persistent.Start()
         with pytest.raises(TimeoutError):
@@ -215,9 +215,9 @@ def test_what_ranks_agreed_on_is_not_asked_of_a_later_call(comm):
     with pytest.raises(ValueError, match="elements"):
         communicator.Iallreduce(np.ones(3), np.ones(4))
     communicator.Barrier()
-    assert communicator._queue.agreed is None
+    assert communicator.queue.agreed is None
     communicator.Iallreduce(np.ones(3), np.ones(3), algorithm="native").Wait()
-    assert communicator._queue.agreed is None
+    assert communicator.queue.agreed is None
     communicator.release()
 
 
@@ -229,8 +229,8 @@ def test_who_asks_what_others_call_waits_no_longer_than_others(comm, blocking):
     from collectives.failures.aborted import Aborted
 
     communicator = Communicator(comm, debug=True)
-    communicator._planner.deadline.seconds = 0.3
-    agreement, arrays = communicator._agreement, [np.ones(4) for _ in range(3)]
+    communicator.planner.deadline.seconds = 0.3
+    agreement, arrays = communicator.agreement, [np.ones(4) for _ in range(3)]
     if comm.rank == 0:
         requests = [] if blocking else [communicator.Iallreduce(None, x) for x in arrays]
         with pytest.raises(TimeoutError, match="what the other ranks are about to call"):

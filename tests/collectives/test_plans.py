@@ -30,7 +30,7 @@ def test_plans_count_what_they_keep(communicator, ranks):
 
     from collectives.running import plan_moves, plan_reductions
 
-    planner, large, count = communicator._planner, 300_000 * ranks, 5000 * ranks
+    planner, large, count = communicator.planner, 300_000 * ranks, 5000 * ranks
     plan_moves.barrier(planner, "shared").free()  # the window is there
     half, x = np.ones(large, "f2"), np.ones(8 << 20, "u1")
     mine, backwards = np.ones(large, "i4"), list(range((ranks - 1) * large, -1, -large))
@@ -58,13 +58,13 @@ def test_plans_count_what_they_keep(communicator, ranks):
 @pytest.mark.mpi(ranks=[2])
 def test_plans_in_shared_memory_fill_the_cache_too(communicator, ranks):
     communicator.Barrier()
-    communicator._cache.limit_bytes = 4 << 20
+    communicator.plan_cache.limit_bytes = 4 << 20
     arrays = [np.ones(1_000_000, "f2") for _ in range(6)]
     for x in arrays:
         communicator.Allreduce(None, x)
         assert (x == ranks).all()
-    assert 1 <= len(communicator._cache) < 6
-    assert sum(plan.bytes for plan in communicator._cache.values()) == communicator._cache.bytes <= 4 << 20
+    assert 1 <= len(communicator.plan_cache) < 6
+    assert sum(plan.bytes for plan in communicator.plan_cache.values()) == communicator.plan_cache.bytes <= 4 << 20
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -75,15 +75,15 @@ def test_nonblocking_plans_that_are_used_stay(communicator, ranks):
         communicator.Iallreduce(MPI.IN_PLACE, x).Wait()
 
     communicator.Barrier()
-    communicator._cache.limit = 4
+    communicator.plan_cache.limit = 4
     kept, others = np.zeros(3), [np.zeros(5 + i) for i in range(12)]
     start(kept)
-    plan = list(communicator._cache.values())[-1]
+    plan = list(communicator.plan_cache.values())[-1]
     for x in others:
         start(x)
         start(kept)
-        assert plan in communicator._cache.values(), "made anew at every second call"
-    assert len(communicator._cache) == 4
+        assert plan in communicator.plan_cache.values(), "made anew at every second call"
+    assert len(communicator.plan_cache) == 4
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -138,10 +138,10 @@ def test_a_call_that_is_left_is_not_taken_for_the_next(communicator, ranks):
         raise KeyboardInterrupt
 
     if rank == 1:
-        plan = communicator._new(("a key",), plan_moves.broadcast, "flat", (0,), (y,))
+        plan = plan_moves.broadcast(communicator.planner, y, 0, "flat")
         plan.calls.insert(1, interrupted)  # its receive is posted
         with pytest.raises(KeyboardInterrupt):
-            communicator._plans["a key",]()
+            plan()
         with pytest.raises(RuntimeError, match=r"has aborted a collective \(at .*KeyboardInterrupt\)"):
             communicator.Bcast(y, algorithm="flat")
     communicator.barrier()  # rank 0 has not sent before
@@ -159,11 +159,11 @@ def test_a_plan_that_is_not_to_be_kept_is_gone_with_its_call(communicator, ranks
     x, y = np.ones(2 * 100_000), np.empty(100_000)
     for keep, kept in ((False, 0), (True, 1)):
         communicator.Reduce_scatter_block(x, y, algorithm="ring", keep=keep)
-        assert (y == ranks).all() and len(communicator._cache) == kept
+        assert (y == ranks).all() and len(communicator.plan_cache) == kept
         y[:] = 0
         communicator.Ireduce_scatter_block(x, y, algorithm="ring", keep=keep).Wait()
-        assert (y == ranks).all() and len(communicator._cache) == kept
-    assert min(plan.bytes for plan in communicator._cache.values()) >= x.nbytes
+        assert (y == ranks).all() and len(communicator.plan_cache) == kept
+    assert min(plan.bytes for plan in communicator.plan_cache.values()) >= x.nbytes
 
 
 @pytest.mark.mpi(ranks=[3])
@@ -179,7 +179,7 @@ def test_a_call_in_node_memory_that_is_left_is_the_last_on_every_rank(comm, rank
     communicator.Allreduce(MPI.IN_PLACE, x)
     cause = "TimeoutError: rank 0 has waited .* ranks 1, 2 of 3 did not come"
     if rank == 0 and how == "timeout":
-        communicator._planner.deadline.seconds = 0.2
+        communicator.planner.deadline.seconds = 0.2
         with pytest.raises(TimeoutError):
             communicator.Allreduce(MPI.IN_PLACE, x)
     if rank == 0 and how == "interrupt":
@@ -220,7 +220,7 @@ def test_ranks_that_wait_for_messages_see_that_another_has_aborted(comm, ranks, 
     communicator.Allreduce(MPI.IN_PLACE, x)  # in node memory
     comm.barrier()
     if comm.rank == 0:
-        communicator._planner.deadline.seconds = 0.2
+        communicator.planner.deadline.seconds = 0.2
         with pytest.raises(TimeoutError):
             communicator.Allreduce(MPI.IN_PLACE, x)
     else:
@@ -309,7 +309,7 @@ def test_an_entry_of_the_registry_is_what_its_name_is(communicator, ranks):
     from collectives import ALGORITHMS
 
     communicator.Barrier(algorithm=ALGORITHMS["barrier"]["dissemination"])
-    requested = communicator._planner.selection.requested
     for operation in ALGORITHMS:
         for name, entry in by_messages(operation).items():
-            assert requested(operation, entry) == requested(operation, name) == name
+            by_entry = communicator.explain(operation, 100, algorithm=entry)
+            assert by_entry == communicator.explain(operation, 100, algorithm=name) and f": {name}, because" in by_entry

@@ -35,16 +35,16 @@ def test_a_missing_argument_is_said_of_the_method(communicator):
 def test_an_array_finds_its_plan_until_it_changes(communicator, comm):
     from mpi4py import MPI
 
-    known = communicator._cache.known.entries
+    known = communicator.plan_cache.known.entries
     x = np.zeros(10_000, "f4")
     allreduce = lambda: communicator.Allreduce(MPI.IN_PLACE, x)
     summed(allreduce, x, comm)
     assert list(known) == [id(x)]
-    plan = next(iter(communicator._cache.values()))
+    plan = next(iter(communicator.plan_cache.values()))
     plan.used = False
-    communicator._plans.clear()  # from here on only the shortcut finds it
+    communicator.plan_cache.clear()  # from here on only the shortcut finds it
     summed(allreduce, x, comm)
-    assert plan.used and not communicator._plans
+    assert plan.used and not communicator.plan_cache
 
     with pytest.raises(ValueError, match="resize"):
         x.resize(20_000, refcheck=False)  # would move the memory that the plan names
@@ -65,14 +65,14 @@ def test_an_array_finds_its_plan_until_it_changes(communicator, comm):
 def test_a_plan_that_goes_is_not_found(communicator, comm):
     from mpi4py import MPI
 
-    communicator._cache.limit = 2
+    communicator.plan_cache.limit = 2
     arrays = [np.zeros(10_000 + i, "f8") for i in range(5)]
     for _ in range(3):
         for x in arrays:
             summed(lambda x=x: communicator.Allreduce(MPI.IN_PLACE, x), x, comm)
-            assert len(communicator._cache) <= 2 and len(communicator._cache.known.entries) <= 2
-    communicator._cache.free()
-    assert not communicator._cache.known.entries
+            assert len(communicator.plan_cache) <= 2 and len(communicator.plan_cache.known.entries) <= 2
+    communicator.plan_cache.free()
+    assert not communicator.plan_cache.known.entries
 
 
 @pytest.mark.mpi(ranks=[1, 2])
@@ -81,16 +81,16 @@ def test_a_plan_that_goes_leaves_the_others_their_shortcut(communicator, comm):
 
     from collectives.running import plan_reductions
 
-    communicator._cache.limit = 4
-    known = communicator._cache.known.entries
+    communicator.plan_cache.limit = 4
+    known = communicator.plan_cache.known.entries
     kept, *others = [np.zeros(10_000 + i, "f8") for i in range(9)]
     for x in (kept, *others):
         for again in (x, kept):  # kept is spared, as it runs; plans of the others go
             summed(lambda x=again: communicator.Allreduce(MPI.IN_PLACE, x), again, comm)
-    plans = [plan for key, plan in communicator._cache.items() if key[0] is plan_reductions.allreduce]
+    plans = [plan for key, plan in communicator.plan_cache.items() if key[0] is plan_reductions.allreduce]
     assert id(kept) in known, "found by all that the call is made of, for good"
     assert {id(entry[2].__self__) for entry in known.values()} == set(map(id, plans))
-    communicator._cache.known.unregister(known[id(kept)][2].__self__)
+    communicator.plan_cache.known.unregister(known[id(kept)][2].__self__)
     assert id(kept) not in known and len(known) == len(plans) - 1
 
 

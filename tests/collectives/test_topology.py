@@ -155,7 +155,7 @@ def test_the_one_way_there_is_needs_no_search(name):
     searched = Topology(topology.hosts, topology.channels)
     for source, dest in itertools.product(range(len(topology.hosts)), repeat=2):
         assert topology.route(source, dest) == searched.route(source, dest)
-    assert searched._distances and not topology._distances
+    assert searched.distances and not topology.distances
 
 
 @pytest.mark.exhaustive

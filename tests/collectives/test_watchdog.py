@@ -167,7 +167,7 @@ def test_one_call_is_reported_once_and_by_one_rank(comm, capfd, asked):
     from collectives import Communicator
 
     communicator = Communicator(comm, watch=0.2, abort=False)
-    watchdog, looks, reported = communicator._watchdog, [], threading.Event()
+    watchdog, looks, reported = communicator.watchdog, [], threading.Event()
     look, report = watchdog.look, watchdog.report
     watchdog.report = lambda states: reported.set() or report(states)
     watchdog.questioned = math.inf if asked else 0.0
@@ -197,7 +197,7 @@ def test_time_in_which_a_rank_stood_still_does_not_count(comm, monkeypatch):
     passed, looks = [0.0], []
     monkeypatch.setattr(awake, "time", types.SimpleNamespace(monotonic=lambda: passed[0]))
     communicator = Communicator(comm, watch=8, abort=False)
-    watchdog = communicator._watchdog
+    watchdog = communicator.watchdog
     look, reported = watchdog.look, threading.Event()
 
     def suspended():

@@ -415,7 +415,8 @@ def test_large_arrays_in_huge_pages_where_all_ranks_get_them(window, comm, monke
         x[:] = values(comm.rank, nbytes, "u1")
         window.allreduce(None, x)()
         np.testing.assert_array_equal(x, expected("SUM", comm.size, nbytes, "u1"))
-        return window._arrays[window._made - 1].memory.shape[1]
+        first, second = (part.ctypes.data for part in window.peers(x).parts)
+        return second - first
 
     monkeypatch.setattr(module, "HUGE", os.MFD_HUGETLB | 63 << 26)  # pages of 2^63 bytes: there are none
     assert stretch(large + 5) == large + small
@@ -495,10 +496,10 @@ def test_memory_of_a_communicator_waits_as_long_as_its_watchdog(comm, monkeypatc
             monkeypatch.setenv("RINGPROP_WATCH", environment)
         communicator = Communicator(comm, **given)
         x = communicator.empty(9000)
-        assert communicator._planner.deadline.seconds == limit, given
+        assert communicator.planner.deadline.seconds == limit, given
         communicator.Allreduce(None, x)
         for made in (communicator.Dup(), communicator.Split(), communicator.Clone()):
-            assert made._planner.deadline.seconds == limit, given
+            assert made.planner.deadline.seconds == limit, given
             made.Free()
         communicator.release()
 
@@ -514,7 +515,7 @@ def test_the_first_call_in_node_memory_waits_no_longer_than_others(comm):
         lambda communicator: communicator.empty(9),
     ):
         communicator = Communicator(comm)
-        communicator._planner.deadline.seconds = 0.3
+        communicator.planner.deadline.seconds = 0.3
         if comm.rank == 0:
             with pytest.raises(TimeoutError, match=r"rank 0 has waited 0.3 s for the other ranks of its node"):
                 make(communicator)
@@ -522,7 +523,7 @@ def test_the_first_call_in_node_memory_waits_no_longer_than_others(comm):
                 communicator.Barrier(algorithm="dissemination")
         comm.Barrier()
         if comm.rank == 1:
-            communicator._planner.node.Ibarrier().Wait()  # so that nothing is in flight as MPI ends
+            communicator.planner.node.Ibarrier().Wait()  # so that nothing is in flight as MPI ends
 
 
 @pytest.mark.mpi(ranks=2)
@@ -531,7 +532,7 @@ def test_who_waits_for_a_claim_does_not_take_it_by_asking_who_is_late(comm, monk
 
     window = SharedWindow(comm, limit=0.2)
     flags, asked = window.flags, []
-    monkeypatch.setattr(flags, "_locks", lambda: asked.append(flags.calls.current))
+    monkeypatch.setattr(flags, "try_lock", lambda: asked.append(flags.calls.current))
     late = []
     monkeypatch.setattr(flags, "refuse_aborted", lambda: late.append(flags.calls.current.late()))
     with pytest.raises(TimeoutError, match="in a claim: another rank holds the lock"):
@@ -583,14 +584,14 @@ def test_a_rank_that_comes_late_to_the_first_call_in_node_memory_gives_up_too(co
     from collectives import Communicator
 
     communicator = Communicator(comm)
-    communicator._planner.deadline.seconds = 0.5
+    communicator.planner.deadline.seconds = 0.5
     if comm.rank == 1:
         time.sleep(1.5)
     with pytest.raises(TimeoutError, match="node"):
         communicator.Allreduce(None, np.ones(9000), algorithm="shared")
     comm.Barrier()
     if comm.rank == 0:
-        communicator._planner.node.Ibarrier().Wait()  # so that nothing is in flight as MPI ends
+        communicator.planner.node.Ibarrier().Wait()  # so that nothing is in flight as MPI ends
 
 
 @pytest.mark.mpi(ranks=2)
