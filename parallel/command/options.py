@@ -289,13 +289,13 @@ READERS: dict[str, tuple[str, ...]] = {
 } | {f.name: (AUTO,) for f in dataclasses.fields(AutoOptions)}
 
 
-def _plain(hint) -> type:
+def plain_type(hint) -> type:
     """Return int for `int | None`, and so on."""
     (kind,) = {*(typing.get_args(hint) or (hint,))} - {type(None)}
     return kind
 
 
-TYPES: dict[str, type] = {name: _plain(hint) for name, hint in typing.get_type_hints(Options).items()}
+TYPES: dict[str, type] = {name: plain_type(hint) for name, hint in typing.get_type_hints(Options).items()}
 
 
 def names_of(topic: str) -> list[str]:

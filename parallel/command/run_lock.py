@@ -33,7 +33,7 @@ def this_process() -> dict:
     return {
         "host": socket.gethostname(),
         "process": os.getpid(),
-        "machine": _line("/proc/sys/kernel/random/boot_id"),
+        "machine": line_of("/proc/sys/kernel/random/boot_id"),
         "born": _born(os.getpid()),
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
@@ -199,7 +199,8 @@ def _fresh(path: Path) -> str | None:
         os.close(file)
 
 
-def _line(path: str) -> str:
+def line_of(path: str) -> str:
+    """Return the first line of a file; "" if it cannot be read."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -208,5 +209,5 @@ def _line(path: str) -> str:
 
 def _born(pid: object) -> str:
     """When a process of this machine was started, in the system's ticks; "" where there is none, or it has ended."""
-    words = _line(f"/proc/{pid}/stat").rpartition(")")[2].split() if isinstance(pid, int) else []
+    words = line_of(f"/proc/{pid}/stat").rpartition(")")[2].split() if isinstance(pid, int) else []
     return "" if words[:1] == ["Z"] else "".join(words[19:20])

@@ -113,7 +113,7 @@ class Chaos:
     def undisturbed(self) -> None:
         """Make the run that all others are compared with, and measure how long it takes."""
         out, ends = self.directory / "undisturbed", []
-        process = self._start(out)
+        process = self.start(out)
         while process.poll() is None and (now := time.monotonic() - self.begun) < END:
             ends += [round(now, 2)] * (epochs_done(out) - len(ends))
             time.sleep(LOOK)
@@ -155,14 +155,14 @@ class Chaos:
     def _try(self, out: Path, kinds: list[str], log: list[str]) -> None:
         """Start or continue a run, and inject faults; return when all of it has ended."""
         begun = last_step(out) >= 0
-        process = self._start(out)
+        process = self.start(out)
         if not kinds:
             status, said = self._finish(process, END)
             if status:
                 raise Broken(f"{out}: continued after {', '.join(log) or 'nothing'}, it ended with {status}:\n{said}")
             return
         affected, moments = set(), []
-        for kind, moment in zip(kinds, self._moments(out, len(kinds)), strict=True):
+        for kind, moment in zip(kinds, self.draw_moments(out, len(kinds)), strict=True):
             if moments and process.poll() is not None:  # the others are for when it is continued
                 del log[len(log) - len(kinds) + len(moments) :]
                 break
@@ -173,7 +173,7 @@ class Chaos:
             else:
                 self.missed[kind] += 1
             hit = time.monotonic()
-            affected |= self._inject(kind, process)
+            affected |= self.inject(kind, process)
         kinds = kinds[: len(moments)]
         status, said = self._finish(process, END)
         self.recovery.append(time.monotonic() - hit)
@@ -188,9 +188,9 @@ class Chaos:
         if "Traceback" in said and ours and kinds[-1] in ("interrupt", "terminate", "full disk"):
             raise Broken(f"{out}: {told}: a traceback:\n{said}")
         if kinds[-1] in ("damage", "torn manifest") and not (out / "result.json").exists():
-            self._damage(kinds[-1], out)
+            self.damage(kinds[-1], out)
 
-    def _moments(self, out: Path, number: int) -> list[tuple[int, float]]:
+    def draw_moments(self, out: Path, number: int) -> list[tuple[int, float]]:
         """Return moments of a run that is started or continued, in order: epochs, seconds since then."""
         *ends, whole = self.ends
         done = min(epochs_done(out), len(ends))
@@ -210,7 +210,7 @@ class Chaos:
         with suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, since + seconds - time.monotonic()))
 
-    def _start(self, out: Path) -> subprocess.Popen:
+    def start(self, out: Path) -> subprocess.Popen:
         self.name, self.begun = os.urandom(8).hex(), time.monotonic()
         command = next_command([*self.program, *self.options, "--out", str(out)], out)
         self.said = out.with_name(f"{out.name}.log")
@@ -224,7 +224,7 @@ class Chaos:
                 env=os.environ | {SUPERVISED: self.name},
             )
 
-    def _inject(self, kind: str, process: subprocess.Popen) -> set[int]:
+    def inject(self, kind: str, process: subprocess.Popen) -> set[int]:
         """Inject a fault into a run; return the processes that were drawn."""
         ranks = processes.find(self.name, only_ranks=True, variable=SUPERVISED) or [process.pid]
         drawn = [int(each) for each in self.rng.permutation(ranks)]
@@ -252,7 +252,7 @@ class Chaos:
                 processes.send([process.pid], signal.SIGTERM)
         return set(drawn[:2])
 
-    def _damage(self, kind: str, out: Path) -> None:
+    def damage(self, kind: str, out: Path) -> None:
         """Damage the newest checkpoint, as a bad disk does, or a write that was cut short."""
         directory = out / "checkpoints"
         entries = [entry for entry in Checkpoints(directory).entries() if not entry["named"]]

@@ -133,7 +133,7 @@ class Heartbeat:
                 continue
             for path in paths:
                 if path.name != str(self.number):
-                    self._look_at(path)
+                    self.look_at(path)
 
     def _touch(self) -> None:
         """Touch this rank's file; write it again if another rank took this one for dead."""
@@ -144,7 +144,7 @@ class Heartbeat:
             if self.directory.is_dir():  # else all have ended
                 write_atomically(own, self.identity)
 
-    def _look_at(self, path: Path) -> None:
+    def look_at(self, path: Path) -> None:
         """Kill another rank if it is silent; only name it if it is on another host, or to be waited for."""
         name = path.name
         try:

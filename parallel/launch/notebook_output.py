@@ -62,7 +62,7 @@ class Output:
                         value if len(value) <= MOST else f"{value[:MOST]} ... ({len(value):,} characters)"
                     )
         if self.live and (end or (new and time.monotonic() > self._shown + OFTEN)):
-            self._show()
+            self.show()
         elif end:
             for rank, value in enumerate(self.values):
                 if value or self.figures[rank]:
@@ -75,7 +75,7 @@ class Output:
         for line in lines + [self._partial[rank]] * bool(end and self._partial[rank]):
             print(f"[rank {rank}] {line}", flush=True)
 
-    def _show(self) -> None:
+    def show(self) -> None:
         from IPython.display import display
 
         self._shown = time.monotonic()

@@ -181,7 +181,7 @@ def test_powersgd(comm):
         sent += mine
         assert same_everywhere(comm, mine)
         for m in power.matrices:
-            p, _ = power._factors(m)
+            p, _ = power.factors(m)
             np.testing.assert_allclose(p.T @ p, np.eye(2), atol=1e-12)
     waiting = np.sum(comm.allgather(power.memory["error"]), axis=0)
     np.testing.assert_allclose(sent + waiting, given, atol=1e-10)

@@ -115,7 +115,7 @@ def test_keys_that_were_not_passed_on_in_backward_would_give_other_gradients(com
 
     one = nn.Trainer(network("causal", 9), loss(), optimizer(), SEED)
     losses = train(one, 9)
-    right, own = Ring._call, {}
+    right, own = Ring.compute_step, {}
 
     def call(self, step, lengths, shape, *arrays):
         if step == 0:
@@ -124,7 +124,7 @@ def test_keys_that_were_not_passed_on_in_backward_would_give_other_gradients(com
             arrays = own[self], arrays[1]
         right(self, step, lengths, shape, *arrays)
 
-    monkeypatch.setattr(Ring, "_call", call)
+    monkeypatch.setattr(Ring, "compute_step", call)
     many = many_ranks(comm, "causal", 10, "ring")  # parts of one length
     one = nn.Trainer(network("causal", 10), loss(), optimizer(), SEED)
     losses, found = train(one, 10), train(many, 10)

@@ -293,14 +293,14 @@ def test_control_what_does_not_survive_is_found(tmp_path, monkeypatch, nothing_l
     chaos = made()
     chaos.undisturbed()
     (tmp_path / "wait").touch()
-    fault = chaos._inject
+    fault = chaos.inject
 
     def once_saved(kind, process):
         while last_step(tmp_path / "runs" / "run0") < 0:
             time.sleep(0.01)
         return fault(kind, process)
 
-    chaos._inject = once_saved
+    chaos.inject = once_saved
     with pytest.raises(Broken, match=r"parameters_sha256 is .*, undisturbed .* \(terminate\)"):
         chaos.run(0, 1)
     (tmp_path / "wait").unlink()
@@ -334,7 +334,7 @@ def test_faults_come_where_the_undisturbed_run_was(tmp_path, nothing_left):
     chaos = Chaos(options, tmp_path / "runs", 2, ["slow a rank"], program=[sys.executable, str(program)])
     chaos.undisturbed()
     slow.touch()
-    drawn, draw = [], chaos._moments
+    drawn, draw = [], chaos.draw_moments
 
     def moments(out, number):
         drawn.extend(draw(out, number))
@@ -346,7 +346,7 @@ def test_faults_come_where_the_undisturbed_run_was(tmp_path, nothing_left):
             slow.unlink()
         return set()
 
-    chaos._moments, chaos._inject = moments, fault
+    chaos.draw_moments, chaos.inject = moments, fault
     chaos.run(0, 6)
     epochs = [epoch for epoch, _ in drawn]
     assert len(epochs) == chaos.injected.total() == 6 and max(epochs) > 1
@@ -358,10 +358,10 @@ def test_disks_are_full_from_the_fault_on(tmp_path, nothing_left):
     program = tmp_path / "waits.py"
     program.write_text("import time\ntime.sleep(1000)")
     chaos = Chaos(OPTIONS, tmp_path, program=[sys.executable, str(program)])
-    process = chaos._start(tmp_path / "run")
+    process = chaos.start(tmp_path / "run")
     try:
         before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
-        chaos._inject("full disk", process)
+        chaos.inject("full disk", process)
         after = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
     finally:
         process.kill()
@@ -380,7 +380,7 @@ def test_the_only_checkpoint_is_not_damaged(tmp_path):
             for i in range(2)
         ]
         kept.list_parts(steps, parts)
-        chaos._damage("damage", tmp_path)
+        chaos.damage("damage", tmp_path)
         with contextlib.nullcontext() if steps == 5 else pytest.warns(UserWarning, match="step-00000010"):
             assert kept.load()[1] == {"steps": 5}
 

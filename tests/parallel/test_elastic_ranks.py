@@ -381,24 +381,24 @@ def test_a_silent_rank_may_be_waited_for(tmp_path, capsys):
         for name, told in files.items():
             (tmp_path / name).write_text(told)
             os.utime(tmp_path / name, (0, 0))  # clocks of hosts may differ: what counts is whether it is touched again
-            heart._look_at(tmp_path / name)
+            heart.look_at(tmp_path / name)
         passed[0] = 4.9
-        heart._look_at(tmp_path / "1")
+        heart.look_at(tmp_path / "1")
         assert not capsys.readouterr().err, "they may just have shown that they live"
         passed[0], heart.kill = 5.1, False
-        heart._look_at(tmp_path / "1")
-        heart._look_at(tmp_path / "1")
+        heart.look_at(tmp_path / "1")
+        heart.look_at(tmp_path / "1")
         assert len(re.findall("rank 1 .* waited for", capsys.readouterr().err)) == 1 and other.poll() is None
         os.utime(tmp_path / "1", (1, 1))
         heart.kill = True
-        heart._look_at(tmp_path / "1")
-        heart._look_at(tmp_path / "2")
+        heart.look_at(tmp_path / "1")
+        heart.look_at(tmp_path / "2")
         assert not (tmp_path / "2").exists() and other.poll() is None, "its number is another process's now"
-        heart._look_at(tmp_path / "3")
+        heart.look_at(tmp_path / "3")
         assert "on elsewhere) has been silent" in (said := capsys.readouterr().err) and said.endswith("waited for\n")
         assert "rank 1" not in said and other.poll() is None, "it was touched"
         passed[0] = 10.2
-        heart._look_at(tmp_path / "1")
+        heart.look_at(tmp_path / "1")
         assert other.wait(PATIENCE) == -signal.SIGKILL
     finally:
         other.kill()
@@ -530,11 +530,11 @@ def test_only_a_process_of_the_job_is_killed(tmp_path, capsys):
         os.mkfifo(tmp_path / "3")
         for passed[0] in (0.0, 100.0, 200.0):
             for path in tmp_path.iterdir():
-                heart._look_at(path)
+                heart.look_at(path)
         assert victim.poll() is None and not capsys.readouterr().err
         (tmp_path / "2").write_text(forged)  # control: this is a member's
         for passed[0] in (300.0, 400.0):
-            heart._look_at(tmp_path / "2")
+            heart.look_at(tmp_path / "2")
         assert victim.wait(10) == -signal.SIGKILL and "rank 2" in capsys.readouterr().err
     finally:
         victim.kill()

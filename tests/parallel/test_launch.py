@@ -1,7 +1,6 @@
 """The launcher: faithful exit status and output, and no process left, however a job or its launcher ends."""
 
 import io
-import math
 import os
 import re
 import signal
@@ -10,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -265,19 +265,21 @@ def test_the_time_limit_holds_where_ranks_write_faster_than_anybody_reads(nothin
     assert launcher.run(["-c", "while True: print('x' * 500)"], 1, stdout=slowly, timeout=1.0) == launcher.TIMED_OUT
 
 
-def test_an_mpiexec_with_ranks_is_left_alone():
-    lines = []
-    with launcher.Job(["-c", STUBBORN], 2, stdout=lines.append) as job:
+def test_an_mpiexec_with_ranks_is_left_alone(monkeypatch):
+    lines, passed = [], [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0], sleep=time.sleep)
+    monkeypatch.setattr(launcher, "time", clock)
+    with launcher.Job(["-c", STUBBORN], 2, stdout=lines.append, silent=1.0) as job:
         while "ready\n" not in lines:
             assert job.wait(0.02) is None
-        job._looked = job._ranks_at = -math.inf
-        job._end_without_ranks()
+        passed[0] += 1000.0
+        assert job.wait(0.02) is None
         ranks = processes.find(job.name, only_ranks=True)
         processes.send(ranks, signal.SIGSTOP)  # with all the job, and the launcher just goes on before they do
         while not all(map(processes.stopped, ranks)):
             time.sleep(0.01)
-        job._silent, job._looked, job._runs_at = 1.0, -math.inf, -math.inf
-        job._end_without_ranks()
+        passed[0] += 1000.0
+        assert job.wait(0.02) is None
         assert ranks and sorted(processes.find(job.name, only_ranks=True)) == sorted(ranks)
         assert job.poll() is None and not job.trouble
 
@@ -288,9 +290,9 @@ def test_ranks_start_where_no_home_is_named(monkeypatch):
     assert launcher.run(["-c", f"{RANK}assert comm.size == 2"], 2, env=environment, timeout=PATIENCE) == 0
     mpiexec = launcher.find_mpiexec()
     assert "HOME" not in launcher.settings(2, mpiexec, {"HOME": "/mine"})
-    if launcher._is_open_mpi(mpiexec):
+    if launcher.is_open_mpi(mpiexec):
         monkeypatch.delenv("HOME")
-        launcher._version.cache_clear()  # this too has to be asked without one
+        launcher.version.cache_clear()  # this too has to be asked without one
         monkeypatch.setattr("os.getuid", lambda: 4_000_000)  # of nobody, as some containers have it
         assert launcher.settings(2, mpiexec, {})["HOME"] == "/"
 
@@ -388,7 +390,7 @@ def memory_files(name: str = "*") -> list[Path]:
 def directory():
     """Skips where a job has no directory for its memory files."""
     mpiexec = launcher.find_mpiexec()
-    wheel = launcher.beside_python(mpiexec) and launcher._is_open_mpi(mpiexec)
+    wheel = launcher.beside_python(mpiexec) and launcher.is_open_mpi(mpiexec)
     if not (wheel and os.access(processes.MEMORY, os.W_OK)):
         pytest.skip("needs Open MPI from a wheel, and /dev/shm")
 
@@ -403,7 +405,7 @@ def test_a_killed_mpiexec_leaves_no_memory_files():
         assert list(directory.glob("sm_segment.*")) and list(directory.glob("ompi.*"))
         launcher.run(["-c", ""], 1)
         assert directory.exists(), "it is not a dead job's"
-        job._mpiexec.kill()
+        job.mpiexec.kill()
         while job.wait(0.02) is None:
             pass
     assert not memory_files(job.name)
@@ -415,7 +417,7 @@ def test_the_next_launcher_removes_what_killed_ones_left(tmp_path):
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     code = "import time; from parallel.launch import launcher; "
     code += f"job = launcher.Job([{str(tmp_path / 'stubborn.py')!r}], 2); "
-    code += "print(job.name, job._keeper.pid, flush=True); job.wait()"
+    code += "print(job.name, job.keeper.pid, flush=True); job.wait()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as started:
         name, keeper = started.stdout.readline().split()
         assert started.stdout.readline() == "ready\n"

@@ -181,7 +181,7 @@ def test_the_last_value_unless_a_semicolon_is_behind_it(cell, value):
 
 def test_output_is_shown_as_a_terminal_would_and_what_is_left_out_is_said(tmp_path):
     output = Output(1, live=True)
-    output._show = lambda: None
+    output.show = lambda: None
     (tmp_path / "0.out").write_bytes(b"10%\r\x1b[3")
     output.read(tmp_path)
     with open(tmp_path / "0.out", "ab") as file:
@@ -200,7 +200,7 @@ def test_output_is_shown_as_a_terminal_would_and_what_is_left_out_is_said(tmp_pa
     output.text, output.values = ["a\n"], [""]
     assert repr(output) == "rank 0\na\nmpiexec: no"
     short = Output(1, live=True)
-    short._show = lambda: None
+    short.show = lambda: None
     (tmp_path / "short").mkdir()
     (tmp_path / "short" / "0.out").write_bytes(b"10%\r\x1b[31m20%\x1b[0m\n\r\n")
     short.read(tmp_path / "short", end=True)

@@ -108,9 +108,9 @@ def test_every_option_is_in_one_topic():
 
 def test_types_come_from_annotations():
     assert TYPES["ranks"] is int and TYPES["validation"] is float and TYPES["out"] is str and TYPES["inspect"] is bool
-    assert options._plain(int | None) is int and options._plain(float) is float
+    assert options.plain_type(int | None) is int and options.plain_type(float) is float
     with pytest.raises(ValueError):
-        options._plain(int | str)  # no flag could read it
+        options.plain_type(int | str)  # no flag could read it
     for name, kind in TYPES.items():
         assert FIELDS[name].default is None or type(FIELDS[name].default) is kind, name
 

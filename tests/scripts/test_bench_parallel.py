@@ -109,8 +109,8 @@ def test_a_step_either_way_of_rows_from_the_other_rank(comm, monkeypatch):
     monkeypatch.setattr(strategy, "nodes_of", lambda ranks: range(ranks.size))
     monkeypatch.setattr(suite, "IMAGE", 32)
     monkeypatch.setattr(rows, "HIDES", 0)
-    calls, original = [], rows.WindowRows._forward_in_parts
-    monkeypatch.setattr(rows.WindowRows, "_forward_in_parts", lambda *given: (calls.append(1), original(*given))[1])
+    calls, original = [], rows.WindowRows.forward_in_parts
+    monkeypatch.setattr(rows.WindowRows, "forward_in_parts", lambda *given: (calls.append(1), original(*given))[1])
     found = suite.halo_steps(Communicator(comm), True)
     assert set(found["seconds"]) == {"hidden", "waited for"} and all(map(len, found["seconds"].values()))
     assert len(calls) == 2 * 2 * 3, "two steps of two rounds, and all convolutions but the first, whose rows are data"

@@ -153,14 +153,14 @@ class Ring:
             names = ["x", *RECEIVED, *(GRADIENTS if backward else ())]
             buffers = {name: np.empty(max(1, max(lengths) * width), keys.dtype) for name in names}
             calls = {
-                f"{'B' if backward else 'F'}{step}": partial(self._call, step, lengths, (N, H, d))
+                f"{'B' if backward else 'F'}{step}": partial(self.compute_step, step, lengths, (N, H, d))
                 for step in range(self.size)
             }
             rounds = schedule(self.rank, self.size, lengths, width)
             self.plans[key] = self.communicator.compile(rounds, computations=calls, **buffers), buffers
         return self.plans[key]
 
-    def _call(self, step: int, lengths: Sequence[int], shape: tuple[int, int, int], *arrays: np.ndarray) -> None:
+    def compute_step(self, step: int, lengths: Sequence[int], shape: tuple[int, int, int], *arrays: np.ndarray) -> None:
         owner = (self.rank - step) % self.size
         N, H, d = shape
         self.compute(owner, *(half for array in arrays for half in _halves(array, (N, H, lengths[owner], d))))

@@ -140,7 +140,7 @@ class WindowRows(Wrapper):
 
     def forward(self, p, x, ctx):
         if self._hides(x):
-            return self._forward_in_parts(p, x, ctx)
+            return self.forward_in_parts(p, x, ctx)
         theirs = None if self.whole else self.halo.receive(x, ctx)
         rows = self._needed(x, theirs, ctx)
         if isinstance(self.layer, MaxPool2d) and any(self.part.outside):
@@ -177,7 +177,7 @@ class WindowRows(Wrapper):
         halo = self.halo
         return bool(self.inside and halo.beside and halo.hides) and len(x) * self.macs_inside > HIDES
 
-    def _forward_in_parts(self, p, x, ctx):
+    def forward_in_parts(self, p, x, ctx):
         """What is made of this rank's rows alone, while others are on their way; then what is at the borders."""
         pieces, first = [], self.halo.owned[self.halo.rank][0]
         inside, layer = self.inside

@@ -91,16 +91,16 @@ class PowerSGD(Compressor):
         for part, place in self.dense:
             g[part] = self.p[place]
         for m in self.matrices:
-            matrix, p, q = e[m.part].reshape(m.shape), *self._factors(m)
+            matrix, p, q = e[m.part].reshape(m.shape), *self.factors(m)
             p[:] = np.linalg.qr(p)[0]  # columns stay orthonormal where P has not full rank, or is zero
             np.dot(matrix.T, p, out=q)
             matrix -= np.dot(p, q.T, out=sent[m.part].reshape(m.shape))
         if len(self.q):
             wire.allreduce(self.q)
         for m in self.matrices:
-            p, q = self._factors(m)
+            p, q = self.factors(m)
             np.dot(p, q.T, out=g[m.part].reshape(m.shape))
             self.shared[f"Q/{m.name}"][:] = q
 
-    def _factors(self, m: Matrix) -> tuple[np.ndarray, np.ndarray]:
+    def factors(self, m: Matrix) -> tuple[np.ndarray, np.ndarray]:
         return self.p[m.p].reshape(-1, self.rank), self.q[m.q].reshape(-1, self.rank)
