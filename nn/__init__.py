@@ -4,13 +4,10 @@ Start with nn/core/layer.py (the contract of a layer), nn/core/context.py (what 
 (the four equations of backprop), then nn/training/trainer.py.
 """
 
-from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from nn import callbacks, data, metrics, models, schedules
-from nn.analysis.check_layer import check_layer
-from nn.analysis.check_loss import check_loss
-from nn.analysis.check_optimizer import check_optimizer
-from nn.analysis.gradcheck import gradcheck
 from nn.core.containers import Parallel, Recompute, Residual
 from nn.core.context import Group, LayerContext, MicroBatch, NetworkContext
 from nn.core.gradients import Gradient, Product, RowSum, ScatterAdd
@@ -21,7 +18,6 @@ from nn.core.network import Network
 from nn.data import Loader
 from nn.files.description import register
 from nn.files.model import FileError, Model, load, save
-from nn.files.onnx import export_onnx
 from nn.guesses import refuse_name
 from nn.layers.activations import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from nn.layers.attention import MultiHeadAttention, TransformerBlock
@@ -47,13 +43,20 @@ from nn.losses import (
     QuadraticLoss,
 )
 from nn.optim.clipping import ClipGlobalNorm, ClipNorm, ClipValue
-from nn.optim.lbfgs import LBFGS, Vectors
 from nn.optim.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from nn.training.callbacks import EarlyStopping, Metrics, Progress, RestoreBest
 from nn.training.checkpoint_callback import KeepCheckpoints
 from nn.training.checkpoints import CheckpointError, Checkpoints
 from nn.training.fit import Callback, Training, evaluate, fit
 from nn.training.trainer import NonFiniteLoss, Trainer
+
+if TYPE_CHECKING:
+    from nn.analysis.check_layer import check_layer
+    from nn.analysis.check_loss import check_loss
+    from nn.analysis.check_optimizer import check_optimizer
+    from nn.analysis.gradcheck import gradcheck
+    from nn.files.onnx import export_onnx
+    from nn.optim.lbfgs import LBFGS, Vectors
 
 __all__ = [
     "GELU",
@@ -161,4 +164,22 @@ __all__ = [
     "schedules",
 ]
 
-__getattr__ = partial(refuse_name, __name__)
+_ON_FIRST_USE = {  # training needs none of them
+    "LBFGS": "nn.optim.lbfgs",
+    "Vectors": "nn.optim.lbfgs",
+    "check_layer": "nn.analysis.check_layer",
+    "check_loss": "nn.analysis.check_loss",
+    "check_optimizer": "nn.analysis.check_optimizer",
+    "export_onnx": "nn.files.onnx",
+    "gradcheck": "nn.analysis.gradcheck",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _ON_FIRST_USE:
+        return getattr(import_module(_ON_FIRST_USE[name]), name)
+    refuse_name(__name__, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_FIRST_USE})

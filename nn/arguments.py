@@ -13,7 +13,6 @@ Arguments that depend on each other are compared by `check_arguments`, after con
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -21,6 +20,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+
+from nn.guesses import nearest
 
 Constraint = Callable[[str, Any], Any]
 USUAL_NAMES = (
@@ -98,8 +99,8 @@ class Closed(metaclass=ClosedType):
         if name.startswith("_") or (hasattr(kind, name) and not is_method):
             return
         public = [key for key in (*vars(self), *dir(kind)) if not key.startswith("_")]
-        near = difflib.get_close_matches(name, public, n=1, cutoff=0.7)
-        meant = f": {self.instead[name]}" if name in self.instead else f": did you mean {near[0]}?" if near else ""
+        near = nearest(name, public, cutoff=0.7)
+        meant = f": {self.instead[name]}" if name in self.instead else f": did you mean {near}?" if near else ""
         what = f"{kind.__name__}.{name} is a method, which a value would hide" if is_method else ""
         raise AttributeError(f"{what or f'a {kind.__name__} has no {name!r}: to set it would change nothing'}{meant}")
 

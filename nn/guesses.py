@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
+from collections.abc import Iterable
 from typing import Never
 
 INSTEAD = {
@@ -65,6 +65,13 @@ INSTEAD = {
 }
 
 
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known name that is most like this one; None where none is much like it."""
+    import difflib  # takes milliseconds, which a run without a mistake need not spend
+
+    return next(iter(difflib.get_close_matches(name, known, 1, cutoff)), None)
+
+
 def refuse_name(module: str, name: str) -> Never:
     """Raise AttributeError for a name that a module lacks, with what to write instead or what there is."""
     hint = ""
@@ -72,7 +79,7 @@ def refuse_name(module: str, name: str) -> Never:
         own = [key for key in vars(sys.modules[module]) if not key.startswith("_")]
         full_names = {key.lower(): f"{module}.{key}" for key in own}
         full_names |= {key.lower(): f"nn.{key}" for key in getattr(sys.modules["nn"], "__all__", ())}
-        near = difflib.get_close_matches(name.lower(), full_names, n=1, cutoff=0.75)
-        meant = INSTEAD.get(name) or (near and f"did you mean {full_names[near[0]]}?")
+        near = nearest(name.lower(), full_names, cutoff=0.75)
+        meant = INSTEAD.get(name) or (near and f"did you mean {full_names[near]}?")
         hint = f": {meant or f'dir({module}) lists what there is'}"
     raise AttributeError(f"{module} has no {name!r}{hint}", name=name)

@@ -7,6 +7,8 @@ any axes in front are a convolution's kernel: (in, out) or (height, width, in, o
 Sources: LeCun et al. 1998, Efficient BackProp; Glorot and Bengio 2010; He et al. 2015; Saxe et al. 2014 (orthogonal).
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from functools import partial

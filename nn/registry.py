@@ -19,12 +19,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 from nn import option_strings
+from nn.guesses import nearest
 
 Entry = TypeVar("Entry")
 _REGISTERED: dict[str, dict[Any, Any]] = {}
@@ -74,8 +74,8 @@ def lookup(kind: str, name: str) -> Any:
     if isinstance(name, str) and name in known:
         return known[name]
     guess = str(name).lower()
-    near = [key for key in known if guess and key.startswith(guess)] or difflib.get_close_matches(guess, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    near = next((key for key in known if guess and key.startswith(guess)), None) or nearest(guess, known)
+    hint = f"did you mean {near!r}? " if near else ""
     raise ValueError(f"unknown {kind} {name!r:.80}: {hint}known are {', '.join(sorted(known))}")
 
 

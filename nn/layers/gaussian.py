@@ -13,7 +13,6 @@ import functools
 import math
 
 import numpy as np
-from numpy.polynomial import chebyshev, polynomial
 
 FORM = {4: (0.46, 5), 8: (0.36, 16)}  # k and degree by bytes of the number format: the shortest that are good enough
 
@@ -44,6 +43,8 @@ def distribution(x: np.ndarray, below: np.ndarray, density: np.ndarray, work: np
 @functools.cache
 def coefficients(k: float, degree: int) -> tuple[float, ...]:
     """Return the coefficients of M as a polynomial in t, highest power first."""
+    from numpy.polynomial import chebyshev, polynomial
+
     nodes = np.cos((2 * np.arange(64) + 1) * math.pi / 128)  # s = 2t - 1
     points = (1 - nodes) / (1 + nodes) / k
     weights = np.exp(-points * points / 2)

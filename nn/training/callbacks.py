@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import math
 import os
@@ -16,6 +15,7 @@ import numpy as np
 
 from nn.arguments import SIZE
 from nn.core.containers import Wrapper
+from nn.guesses import nearest
 from nn.layers.experts import MixtureOfExperts
 from nn.metrics import check_mode
 from nn.training.checkpoints import CheckpointError, Checkpoints, check_checkpoints, json_text, write_atomically
@@ -274,8 +274,8 @@ class BestEpoch:
     def check_record(self, record: dict) -> None:
         """Refuse a metric that the record lacks."""
         if self.metric not in record:
-            near = difflib.get_close_matches(self.metric, record, n=1)
-            hint = f": did you mean {near[0]!r}?" if near else ""
+            near = nearest(self.metric, record)
+            hint = f": did you mean {near!r}?" if near else ""
             if self.metric.startswith("validation_"):
                 hint = ": no validation data?"
                 if "validation_loss" in record:

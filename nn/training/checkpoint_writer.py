@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nn.training.checkpoints import Checkpoints
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future  # brings logging with it, which training has no use for
 
 
 def start_write(work: Callable[[], Any], background: bool) -> Future:
@@ -17,6 +19,8 @@ def start_write(work: Callable[[], Any], background: bool) -> Future:
 
     No executor: at once is on this thread, and a thread that hangs in a file system must not keep the process alive.
     """
+    from concurrent.futures import Future
+
     future: Future = Future()
 
     def call() -> None:
@@ -76,7 +80,7 @@ class CheckpointWriter:
     def wait(self) -> None:
         """Return when this process writes no more."""
         if self.writing:
-            wait([self.writing])
+            self.writing.exception()  # waits; raises nothing
 
     def poll(self, termination_requested: bool | None, saved: bool) -> bool:
         """Raise what went wrong on the thread; return whether to save and end. Called after every step.

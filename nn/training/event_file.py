@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import socket
+import platform
 import struct
 import time
 from collections.abc import Mapping
@@ -101,7 +101,7 @@ class EventFile:
 
     def __init__(self, directory: str | os.PathLike, start: int | None = None):
         Path(directory).mkdir(parents=True, exist_ok=True)
-        host = socket.gethostname().replace("/", "-")
+        host = platform.node().replace("/", "-")
         name = f"events.out.tfevents.{time.time():017.6f}.{host}.{os.getpid()}.{next(_NUMBERS)}"
         self.path = Path(directory) / name  # readers take a directory's files in the order of their names
         self._records = [self._event((3, VERSION))]
