@@ -95,8 +95,10 @@ def copy_notebooks(app) -> None:
 
 
 def link_notebooks(app, page: str, text: list[str]) -> None:
-    """Links of a page to notebooks, which are right in the source tree, lead to the copies."""
+    """Links to notebooks and from them, which are right in the source tree, lead to the copies and from them."""
     text[0] = re.sub(r"\]\((?:\.\./)+notebooks/", "](" + "../" * page.count("/") + "notebooks/", text[0])
+    if page.startswith("notebooks/"):
+        text[0] = text[0].replace("](../docs/", "](../")
 
 
 def link_files(app, page: str, text: list[str]) -> None:

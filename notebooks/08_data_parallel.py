@@ -613,3 +613,5 @@ draw_timeline(
 #
 # *Sources: Dean et al. 2012 (DistBelief); Li et al. 2014 (parameter servers); Patarasuk, Yuan 2009; Li et al. 2020
 # (PyTorch's data parallelism).*
+#
+# This system's page has commands and measurements: [Data parallelism](../docs/systems/data_parallel.md).

@@ -506,3 +506,5 @@ for name, errors in final.items():
 # (LAMB); McCandlish et al. 2018 (noise scale).*
 #
 # Next: `10_asynchrony.py`, where ranks stop waiting for each other.
+#
+# This system's page has commands and measurements: [Large batches](../docs/systems/large_batches.md).

@@ -724,3 +724,5 @@ assert ideal <= t_twice <= t_small < t_whole
 # Liu and Nocedal 1989 (L-BFGS).*
 #
 # Next: `11_fewer_bytes.py`.
+#
+# This system's page has commands and measurements: [Parameter servers and asynchrony](../docs/systems/asynchrony.md).

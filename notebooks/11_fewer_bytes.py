@@ -566,3 +566,5 @@ assert sent[0]["topk:0.01"]["bytes_sent"] < 0.05 * sent[0]["none"]["bytes_sent"]
 # 2014 (error feedback); Stich, Cordonnier, Jaggi 2018 (top-k); Lin et al. 2018 (DGC).*
 #
 # Next: `12_zero.py`, where the bytes are those in memory.
+#
+# This system's page has commands and measurements: [Fewer bytes](../docs/systems/compression.md).

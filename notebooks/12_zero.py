@@ -480,3 +480,5 @@ plt.show()
 # *Sources: Rajbhandari et al. 2020 (ZeRO); Zhao et al. 2023 (PyTorch FSDP).*
 #
 # Next: `13_pipelines.py`, which cuts the network itself.
+#
+# This system's page has commands and measurements: [ZeRO and FSDP](../docs/systems/zero.md).

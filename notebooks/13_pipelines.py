@@ -643,3 +643,5 @@ compare(measured(events[0], schedule), check(schedule).spans)
 # Qi et al. 2023, 2024 (zero bubble, V); Harlap et al. 2018 (the plan).*
 #
 # Next: `14_tensor_parallelism.py`, which cuts the layers themselves.
+#
+# This system's page has commands and measurements: [Pipelines](../docs/systems/pipeline.md).

@@ -603,3 +603,5 @@ assert (guess[:, 2:] == y[:, 2:]).mean() > 0.9
 # *Sources: Shoeybi et al. 2019 (Megatron-LM); Vaswani et al. 2017 (attention); Narayanan et al. 2021 (the mesh).*
 #
 # Next: `15_laws.py`.
+#
+# This system's page has commands and measurements: [Tensor parallelism](../docs/systems/tensor.md).

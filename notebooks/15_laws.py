@@ -458,3 +458,5 @@ plt.show()
 # al. 2021.*
 #
 # Next: `16_survive.py`. With 1,024 GPUs one of them breaks every few days.
+#
+# This system's page has commands and measurements: [Predictions](../docs/systems/prediction.md).

@@ -635,3 +635,5 @@ plt.show()
 # *Sources: Young 1974 (the interval); Patterson, Gibson, Katz 1988 (RAID).*
 #
 # Next: `17_networks.py`. What do the links under all this do when several messages need them at once?
+#
+# This system's page has commands and measurements: [Runs that survive](../docs/systems/survival.md).

@@ -376,3 +376,5 @@ plt.show()
 # Next: `18_experts.py`; and `19_long_sequences.py` cuts sequences over ranks. `docs/` has the architecture;
 # `scripts/train.py --help` has all that you have learned behind one command; and every schedule that you can write in a
 # dozen lines, the tools can check.
+#
+# This system's page has commands and measurements: [Networks](../docs/systems/networks.md).

@@ -429,3 +429,5 @@ checks.show(pictures.expert_load(history))
 #
 # *Sources: Shazeer et al. 2017; Lepikhin et al. 2020 (GShard); Fedus et al. 2022 (Switch); Rajbhandari et al. 2022
 # (DeepSpeed-MoE); Wang et al. 2024 (balance without a loss); DeepSeek-AI 2024.*
+#
+# This system's page has commands and measurements: [Experts](../docs/systems/experts.md).

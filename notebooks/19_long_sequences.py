@@ -293,3 +293,5 @@ plt.show()
 # Train with it: `python scripts/train.py --ranks 4 --mesh context=4 --data stdlib --length 1024 --model
 # transformer:64,4,2,positions=rotary`, and `--context ulysses` for the other way. docs/systems/sequences.md has
 # measurements, and what goes together with what.
+#
+# This system's page has commands and measurements: [Long sequences](../docs/systems/sequences.md).

@@ -6,6 +6,7 @@ python scripts/course.py 01 07             only these
 python scripts/course.py --save            and write notebooks/NAME.ipynb, with what the cells show, and
                                            notebooks/student/NAME.ipynb, with gaps
 python scripts/course.py --print 01        the student's version of one, as text
+python scripts/course.py --slides DIR 07   write DIR/NAME.html: slides of the pictures that were saved; prints as pages
 
 A gap in a notebook's source, notebooks/NN_name.py in jupytext's percent format:
 
@@ -28,7 +29,9 @@ from __future__ import annotations
 import argparse
 import base64
 import copy
+import html
 import io
+import json
 import re
 import sys
 import tempfile
@@ -50,13 +53,13 @@ LIMIT = 120  # seconds of a cell, on a machine that is busy with other work
 
 
 def student(text: str) -> str:
-    """The source with gaps: each begins with "Your turn" and what the author has left there."""
+    """The source with gaps: each begins with "Your turn" and what the author has left there; links from student/."""
 
     def gap(found: re.Match) -> str:
         indent = found["indent"]
         return f"{indent}# Your turn: {found['task']}\n" + uncommented(found["start"], indent)
 
-    return whole(GAP.sub(gap, text))
+    return whole(GAP.sub(gap, text)).replace("](../docs/", "](../../docs/")
 
 
 def solution(text: str) -> str:
@@ -174,6 +177,37 @@ def fewer_colours(png: str) -> str:
     return base64.b64encode(written.getvalue()).decode()
 
 
+# A slide fills the window; Space and Page Down go on, and printing makes a page of each.
+SLIDES = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>{title}</title><style>
+html {{ scroll-snap-type: y mandatory; font: min(4vh, 3vw)/1.3 sans-serif; color: #1f2430 }}
+body {{ margin: 0 }}
+section {{ height: 100vh; padding: 3vh 4vw; box-sizing: border-box; display: flex; flex-direction: column;
+  justify-content: center; scroll-snap-align: start; break-after: page }}
+h1, h2 {{ margin: 0 0 2vh; font-size: 1.6rem }}
+img {{ flex: 1; min-height: 0; object-fit: contain }}
+@page {{ size: 32cm 18cm; margin: 0 }}
+</style>
+{slides}
+</html>
+"""
+
+
+def slides(notebook: dict) -> str:
+    """A page of slides: the title, and each picture below its heading."""
+    headings, made = [], []
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            found = re.findall(r"^#+ (.*)", "".join(cell["source"]), re.MULTILINE)
+            headings += [html.escape(heading.replace("`", "")) for heading in found]
+        for output in cell.get("outputs", []):
+            if png := output.get("data", {}).get("image/png"):
+                picture = f'<img alt="" src="data:image/png;base64,{"".join(png).strip()}">'
+                made.append(f"<section><h2>{headings[-1]}</h2>{picture}</section>")
+    title = headings[0]
+    return SLIDES.format(title=title, slides="\n".join([f"<section><h1>{title}</h1></section>", *made]))
+
+
 class Wrong(Exception):
     """What a notebook does is not what it should: with the cell and the output."""
 
@@ -244,9 +278,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NN", help="only notebooks whose names begin so")
     parser.add_argument("--save", action="store_true", help="write what was run: solved, with outputs, and with gaps")
     parser.add_argument("--print", action="store_true", help="print the students' versions, and write nothing")
+    parser.add_argument("--slides", type=Path, metavar="DIR", help="write slides of the pictures of saved notebooks")
     asked = parser.parse_args(argv)
     failed = []
     for path in sources(asked.names):
+        if asked.slides:
+            asked.slides.mkdir(parents=True, exist_ok=True)
+            into = asked.slides / f"{path.stem}.html"
+            into.write_text(slides(json.loads(path.with_suffix(".ipynb").read_text())))
+            print(into)
+            continue
         if asked.print:
             print(student(path.read_text()), end="")
             continue

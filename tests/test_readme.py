@@ -120,12 +120,14 @@ def test_papers_are_links(document):
     assert papers <= {paper.replace("\n", " ") for paper in linked}
 
 
-def test_the_page_of_a_system_leads_to_its_notebook():
+def test_the_page_of_a_system_leads_to_its_notebook_and_back():
     rows = re.findall(
         r"\(\.\./notebooks/(\w+)\.ipynb\).*\]\((systems/\w+\.md)\) \|$", read("docs/course.md"), re.MULTILINE
     )
     assert len(rows) > 10
     assert [row for row in rows if f"(../../notebooks/{row[0]}.ipynb)" not in read(f"docs/{row[1]}")] == []
+    for folder, up in (("notebooks", ".."), ("notebooks/student", "../..")):
+        assert [row for row in rows if f"({up}/docs/{row[1]})" not in read(f"{folder}/{row[0]}.ipynb")] == []
 
 
 def test_every_page_is_reached_from_the_first():

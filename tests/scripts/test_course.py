@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import io
+import json
 import re
 import sys
 import textwrap
@@ -68,6 +69,20 @@ def test_a_gap_needs_no_start_and_may_be_at_the_left():
     text = "# gap: three\n# solution\nx = 3\n# end\n"
     assert course.student(text) == "# Your turn: three\n"
     assert course.solution(text) == "# Solution: three\nx = 3\n"
+
+
+def test_slides_show_each_picture_under_its_heading(tmp_path):
+    """In a file that asks the network for nothing."""
+    assert course.main(["--slides", str(tmp_path), "07"]) == 0
+    notebook = json.loads((ROOT / "notebooks/07_allreduce.ipynb").read_text())
+    pictures = sum(
+        "image/png" in output.get("data", {}) for cell in notebook["cells"] for output in cell.get("outputs", [])
+    )
+    page = (tmp_path / "07_allreduce.html").read_text()
+    first, *others = re.findall(r"<section><h\d>(.*?)</h\d>(<img [^>]*>)?</section>", page)
+    assert first == ("7. Allreduce: the sum that everybody needs", "") and len(others) == pictures > 10
+    assert all(heading and picture for heading, picture in others)
+    assert "http" not in page
 
 
 def test_a_notebook_is_found_by_its_number():
