@@ -72,3 +72,9 @@ def _running(variable):
 def nothing_left():
     with leaving_nothing():
         yield
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["some", "all"])
+def thorough(request):
+    """Whether to try all cases: in an exhaustive test, beside one that tries some of them."""
+    return request.param

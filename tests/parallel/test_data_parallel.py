@@ -88,9 +88,9 @@ def nodes(monkeypatch):
 
 
 @pytest.mark.mpi(ranks=[1, 2, 3], more=[4, 5], timeout=120)
-def test_equals_one_process_in_node_memory(comm):
+def test_equals_one_process_in_node_memory(comm, thorough):
     everything = {} if comm.size == 3 else {"clips": (0,)}
-    assert_equals_one_process(maker(comm), **everything)
+    assert_equals_one_process(maker(comm), thorough=thorough, **everything)
 
 
 @pytest.mark.mpi(ranks=[2, 3], more=[5], timeout=120)

@@ -49,16 +49,16 @@ def difference(state, other) -> float:
 
 
 @pytest.mark.mpi(ranks=[3], more=[1, 2, 4], timeout=120)
-def test_equals_one_process(comm):
+def test_equals_one_process(comm, thorough):
     from collectives import Communicator
     from parallel.strategies import build_trainer
 
-    for name, optimizer in OPTIMIZERS.items():
+    for i, (name, optimizer) in enumerate(OPTIMIZERS.items()):
         one, control = (nn.Trainer(network(), nn.CrossEntropyLoss(), optimizer()) for _ in range(2))
         expected = train(one)
         train(control, frozen="5")
         assert difference(one.state_dict(), control.state_dict()) > 1e-4, "frozen elsewhere it is another network"
-        for case in CASES:
+        for case in CASES if thorough or name == "sgd" else CASES[i :: len(OPTIMIZERS) - 1]:
             options, communicator = Options(**case, batch=8), Communicator(comm)
             if case["strategy"] == "ps" and comm.size == 1 and "server_place" not in case:
                 continue

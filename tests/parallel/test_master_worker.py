@@ -27,14 +27,14 @@ def make(comm, network, optimizer="momentum"):
 
 
 @pytest.mark.mpi(ranks=[1, 2, 3], more=[4, 5], timeout=120)
-def test_equals_one_process(comm, ranks):
+def test_equals_one_process(comm, ranks, thorough):
     from collectives import Communicator
     from parallel import DataParallel
 
     def strategy(network, loss, optimizer):
         return DataParallel(network, loss, optimizer, Communicator(comm), SEED)
 
-    assert_equals_one_process(strategy, clips=(0, 1, 2) if ranks == 3 else (ranks % 3,))
+    assert_equals_one_process(strategy, clips=(0, 1, 2) if ranks == 3 else (ranks % 3,), thorough=thorough)
 
 
 def unsummed(comm, many):

@@ -172,8 +172,8 @@ def layouts(size):
 
 
 @pytest.mark.mpi(ranks=[1, 2, 3], more=[4, 5], timeout=120)
-def test_equals_one_process(comm, ranks):
-    """Three ranks take every clip with every layout in turn; the others one clip."""
+def test_equals_one_process(comm, ranks, thorough):
+    """Three ranks take every clip and every layout in turn; the others one clip."""
     from collectives import Communicator
     from parallel import ParameterServer
 
@@ -183,7 +183,7 @@ def test_equals_one_process(comm, ranks):
         servers, place = next(turn)
         return ParameterServer(network, loss, optimizer, Communicator(comm), SEED, servers, place)
 
-    assert_equals_one_process(strategy, clips=(0, 1, 2) if ranks == 3 else (ranks % 3,))
+    assert_equals_one_process(strategy, clips=(0, 1, 2) if ranks == 3 else (ranks % 3,), thorough=thorough)
 
 
 @pytest.mark.mpi(ranks=5)

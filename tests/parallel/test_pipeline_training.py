@@ -47,15 +47,17 @@ def test_every_schedule_computes_what_one_process_computes(comm):
 
 
 @pytest.mark.mpi(ranks=[1, 2, 3], more=[4])
-def test_every_mesh_computes_what_one_process_computes(comm):
+def test_every_mesh_computes_what_one_process_computes(comm, thorough):
     """Of networks with batch normalisation over the micro-batches of all pipelines: what data parallelism computes."""
     from parallel import DistributedDataParallel
 
     ranks, number = world(comm), 0
     for data in (n for n in range(1, comm.size + 1) if comm.size % n == 0):
         peers = ranks.Split(comm.rank % (comm.size // data), comm.rank)
-        for name, build in NETWORKS.items():
-            for kind, optimizer in OPTIMIZERS.items():
+        for i, (name, build) in enumerate(NETWORKS.items()):
+            for j, (kind, optimizer) in enumerate(OPTIMIZERS.items()):
+                if not thorough and (i + j + comm.size) % 2:  # two ranks and three have the halves
+                    continue
                 sizes, make = (10, 10, 3), build
                 if data > 1 and build in (cnn, resnet):
                     sizes, make = (10, 10, 9), partial(build, True) if build is cnn else build  # of 3 some have none
