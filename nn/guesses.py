@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Never
 
 INSTEAD = {
@@ -72,14 +72,14 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     return next(iter(difflib.get_close_matches(name, known, 1, cutoff)), None)
 
 
-def refuse_name(module: str, name: str) -> Never:
+def refuse_name(module: str, name: str, instead: Mapping[str, str] = INSTEAD) -> Never:
     """Raise AttributeError for a name that a module lacks, with what to write instead or what there is."""
     hint = ""
     if not name.startswith("_"):
-        own = [key for key in vars(sys.modules[module]) if not key.startswith("_")]
+        own = [key for key in dir(sys.modules[module]) if not key.startswith("_")]
         full_names = {key.lower(): f"{module}.{key}" for key in own}
-        full_names |= {key.lower(): f"nn.{key}" for key in getattr(sys.modules["nn"], "__all__", ())}
+        full_names |= {key.lower(): f"nn.{key}" for key in getattr(sys.modules.get("nn"), "__all__", ())}
         near = nearest(name.lower(), full_names, cutoff=0.75)
-        meant = INSTEAD.get(name) or (near and f"did you mean {full_names[near]}?")
+        meant = instead.get(name) or (near and f"did you mean {full_names[near]}?")
         hint = f": {meant or f'dir({module}) lists what there is'}"
     raise AttributeError(f"{module} has no {name!r}{hint}", name=name)

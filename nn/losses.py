@@ -1,6 +1,7 @@
 """Losses: how wrong a batch of outputs is, and the gradient with respect to it.
 
     value, gz = loss(z, target, total_weight, ctx)
+    value, gz = loss(z, target)                       # the mean over this batch
 
 z is the network's output for this batch; its last axis holds the outputs of one **row**: one row a sample in (N, D),
 one a position in (N, T, V). `value` is the sum of the rows' losses over `total_weight`, `gz` its gradient with respect
@@ -18,16 +19,39 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
 from nn.arguments import SIZE, Configured, Number, Optional
-from nn.core.context import LayerContext
+from nn.core.context import LayerContext, NetworkContext
+from nn.core.memory_pool import MemoryPool
 from nn.guesses import refuse_name
 from nn.layers.activations import row_maxima, row_starts
 from nn.metrics import Accuracy, BinaryAccuracy, Metric
 from nn.registry import register
+
+
+def _with_defaults(call: Callable) -> Callable:
+    """Return `__call__` of a loss that also takes (z, target) alone: the mean over that batch, in memory of its own."""
+
+    @functools.wraps(call)
+    def called(self, z, target, total_weight=None, ctx=None):
+        if ctx is None:
+            z, target = np.asarray(z), np.asarray(target)
+            z = z if z.dtype.kind == "f" else z.astype(np.float64)
+            if z.ndim < 2:
+                raise ValueError(
+                    f"{type(self).__name__}: expected outputs of shape (N, D), a row for each sample, given {z.shape}: "
+                    "z[:, None] has one output for each"
+                )
+            ctx = LayerContext(NetworkContext(MemoryPool(), 0), None, "loss", (), None, 0)
+        if total_weight is None:
+            total_weight = self.weight(target) if self.weighted else len(z) * self.rows(z.shape[1:])
+        return call(self, z, target, total_weight, ctx)
+
+    return called
 
 
 class Loss(Configured):
@@ -56,6 +80,9 @@ class Loss(Configured):
     ...         d = z - target
     ...         return float((d * d).sum()) / total_weight, 2 * d / total_weight
     >>> nn.check_loss(Squares(), (3,))
+    >>> value, gradient = Squares()(np.array([[1.0, 2.0]]), np.array([[1.0, 4.0]]))
+    >>> value, gradient
+    (4.0, array([[ 0., -4.]]))
     """
 
     metric: Metric = Accuracy()
@@ -63,10 +90,18 @@ class Loss(Configured):
     targets = ""
     ignore_index: int | None = None
 
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        if "__call__" in vars(cls):
+            cls.__call__ = _with_defaults(cls.__call__)  # type: ignore[method-assign]
+
     def __call__(
-        self, z: np.ndarray, target: np.ndarray, total_weight: float, ctx: LayerContext
+        self, z: np.ndarray, target: np.ndarray, total_weight: float | None = None, ctx: LayerContext | None = None
     ) -> tuple[float, np.ndarray]:
         """(sum of the rows' losses / total_weight, its gradient with respect to z in an array of its own).
+
+        Without `total_weight` it is the mean over this batch; without `ctx` z and target may be lists. A subclass takes
+        all four.
 
         Raises
         ------

@@ -28,18 +28,6 @@ _HOME = {
 }
 
 
-_INSTEAD = {  # what to write for names of other libraries
-    "DDP": "parallel.DistributedDataParallel",
-    "DeviceMesh": "parallel.Mesh(communicator, data=2, tensor=2)",
-    "FSDP": "parallel.FullyShardedDataParallel",
-    "ZeRO3": "parallel.FullyShardedDataParallel",
-    "ZeroRedundancyOptimizer": "parallel.ZeRO1",
-    "fully_shard": "parallel.FullyShardedDataParallel",
-    "init_device_mesh": "parallel.Mesh(communicator, data=2, tensor=2)",
-    "init_process_group": "collectives.Communicator(MPI.COMM_WORLD)",
-}
-
-
 def _check_neighbours() -> None:
     """Refuse an nn or collectives that is not the one beside this package: another file of that name comes first."""
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -72,8 +60,12 @@ def __getattr__(name: str):
         return sorted(_homes())
     if not name.startswith("_") and name in (homes := _homes()):
         return getattr(importlib.import_module(homes[name]), name)
-    hint = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
-    raise AttributeError(f"module 'parallel' has no attribute {name!r}{hint}", name=name)
+    if name.startswith("_"):  # as inspect asks for: not worth an import of nn
+        raise AttributeError(f"parallel has no {name!r}", name=name)
+    from nn.guesses import refuse_name
+    from parallel.guesses import NAMES
+
+    refuse_name("parallel", name, NAMES)
 
 
 def __dir__() -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from nn.core.context import Group
 from nn.core.memory_pool import MemoryPool
+from parallel.guesses import answer_keywords
 
 
 class ReplicaError(RuntimeError):
@@ -94,6 +95,25 @@ def sizes(
     return found
 
 
+def with_collectives(communicator):
+    """Return a communicator that has ringprop's collectives: one of mpi4py's is wrapped (collective)."""
+    from mpi4py import MPI  # which one process does without
+
+    from collectives import Communicator
+
+    if isinstance(communicator, Communicator):
+        return communicator
+    if communicator == MPI.COMM_NULL:
+        raise ValueError("mesh: this rank is not in the communicator (COMM_NULL): train on its ranks only")
+    if isinstance(communicator, MPI.Intracomm):
+        return Communicator(communicator)
+    if isinstance(communicator, MPI.Comm) or not hasattr(communicator, "Allreduce"):
+        raise TypeError(
+            f"mesh: expected a communicator, such as Communicator(MPI.COMM_WORLD), given {communicator!r:.80}"
+        )
+    return communicator  # stands in for one: parallel.reports.traffic.Traffic
+
+
 class Mesh:
     """The ranks of a run and their axes (collective).
 
@@ -106,7 +126,8 @@ class Mesh:
 
     Parameters
     ----------
-    communicator : collectives.Communicator or None
+    communicator : collectives.Communicator, MPI.Intracomm or None
+        One of mpi4py's is wrapped in a `Communicator`, which `close` releases.
     workers : sequence of int or None
         Those that compute gradients; None for all. Others serve, and are on no axis; where workers have other axes
         than "data", they are the first ranks.
@@ -138,8 +159,10 @@ class Mesh:
 
     Raises
     ------
+    TypeError
+        No communicator, or one between two groups; a keyword that there is not.
     ValueError
-        Sizes that do not multiply to the ranks.
+        Sizes that do not multiply to the ranks; a rank that is not in the communicator (COMM_NULL).
 
     Examples
     --------
@@ -150,6 +173,7 @@ class Mesh:
     True
     """
 
+    @answer_keywords
     def __init__(
         self,
         communicator=None,
@@ -163,7 +187,11 @@ class Mesh:
         context: int = 1,
         expert: int = 1,
     ):
-        self.communicator, self.made = communicator, []
+        self.made, self.wrapped = [], None
+        if communicator is not None:
+            given, communicator = communicator, with_collectives(communicator)
+            self.wrapped = None if communicator is given else communicator
+        self.communicator = communicator
         if communicator:
             from mpi4py.MPI import IN_PLACE  # which one process does without
 
@@ -276,6 +304,9 @@ class Mesh:
         for communicator in self.made:
             communicator.Free()
         self.made = []
+        if self.wrapped is not None:
+            self.wrapped.release()  # and not freed: its handle is the caller's
+            self.wrapped = None
 
 
 def agree(communicator, mine: dict[str, object]) -> None:

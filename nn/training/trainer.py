@@ -42,6 +42,7 @@ INSTEAD = {  # what to write for names of other libraries
     "train": "nn.fit(trainer, data, epochs=5) trains, trainer.step(x, y) makes one step",
     "train_on_batch": "trainer.step(x, y) makes one step",
     "eval": "predict and evaluate are in evaluation mode, step in training mode, by themselves",
+    "clip_grad_norm_": "nn.SGD(lr, clip=nn.ClipGlobalNorm(1.0)) clips gradients in each step",
     "zero_grad": "a step overwrites the gradients: trainer.step(x, y)",
     "backward": "trainer.step(x, y) computes the gradients and updates the parameters",
     "forward": "trainer.predict(x) gives the outputs",
@@ -223,7 +224,7 @@ class Trainer(Closed):
 
     def __getattr__(self, name: str):
         """Refuse names of other libraries, with what to write instead."""
-        hint = f": {INSTEAD[name]}" if name in INSTEAD else ""
+        hint = f": {self.instead[name]}" if name in self.instead else ""
         raise AttributeError(f"a {type(self).__name__} has no {name!r}{hint}", name=name, obj=self)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:

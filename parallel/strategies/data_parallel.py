@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from collectives.failures.launch_check import nodes_of
+from parallel.guesses import answer_keywords
 from parallel.settings import OptionError, changed, flag, option, refuse
 from parallel.strategies import axes
 from parallel.strategies.consistency import Consistency, ConsistencyOptions, check_apart
@@ -63,6 +64,7 @@ class MessageOptions:
     first_bucket: float = option(1.0, "MiB of gradients in the first message", metavar="MIB", above=0)
 
 
+@answer_keywords
 def DistributedDataParallel(
     network: Network,
     loss: Loss,
@@ -85,8 +87,8 @@ def DistributedDataParallel(
     ----------
     network, loss, optimizer, seed
         As for Trainer, alike on all ranks.
-    communicator : collectives.Communicator
-        Its ranks share every global batch.
+    communicator : collectives.Communicator or MPI.Intracomm
+        Its ranks share every global batch. One of mpi4py's is wrapped.
     node_memory : {"auto", "on", "off"}
         Sum gradients in the memory that the ranks of a node share; auto: where all nodes have equally many ranks, and
         more than one.
@@ -146,6 +148,7 @@ def DistributedDataParallel(
     return DistributedTrainer(network, loss, optimizer, mesh, forward_backward, sync, seed, "DistributedDataParallel")
 
 
+@answer_keywords
 def StaleDataParallel(
     network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, delay: int = 1, **options
 ) -> DistributedTrainer:
@@ -183,6 +186,7 @@ def StaleDataParallel(
     mesh = Mesh(communicator)
     mesh.agree({"delay": delay})
     if not delay:
+        mesh.close()
         return DistributedDataParallel(network, loss, optimizer, communicator, seed, **options)
     refuse(bool(options), f"{', '.join(options)}: late gradients are summed by messages")
     check_apart(network)

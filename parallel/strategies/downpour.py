@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from parallel.guesses import answer_keywords
 from parallel.settings import Keys, key
 from parallel.strategies.consistency import check_apart
 from parallel.strategies.declaration import Strategy
@@ -45,6 +46,7 @@ class DownpourKeys(Keys):
     warm: int = key(0, "number of first steps that are synchronous", least=0)
 
 
+@answer_keywords
 def Downpour(
     network: Network,
     loss: Loss,

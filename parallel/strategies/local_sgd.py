@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from parallel.guesses import answer_keywords
 from parallel.settings import Keys, key
 from parallel.strategies.consistency import check_apart
 from parallel.strategies.declaration import LOCAL_UPDATE, WITH_PARTS, Strategy
@@ -55,6 +56,7 @@ class EASGDKeys(Keys):
     alpha: float = key(0.0, "how far replica and centre move towards each other; 0: 0.9 / ranks", least=0, most=1)
 
 
+@answer_keywords
 def LocalSGD(
     network: Network,
     loss: Loss,
@@ -107,6 +109,7 @@ def LocalSGD(
     return _replicas("LocalSGD", *parts, Averaged(every, drift), keys, pipeline, tensor, **how)
 
 
+@answer_keywords
 def DiLoCo(
     network: Network,
     loss: Loss,
@@ -159,6 +162,7 @@ def DiLoCo(
     return _replicas("DiLoCo", network, loss, optimizer, communicator, seed, sync, keys, pipeline, tensor, **how)
 
 
+@answer_keywords
 def EASGD(
     network: Network,
     loss: Loss,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parallel.guesses import answer_keywords
 from parallel.settings import OptionError
 from parallel.strategies.declaration import Strategy, Supports
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from parallel.trainer import DistributedTrainer
 
 
+@answer_keywords
 def DataParallel(
     network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, shards: int = 0
 ) -> DistributedTrainer:

@@ -27,6 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from parallel.guesses import answer_keywords
 from parallel.settings import option
 from parallel.strategies.data_parallel import MessageOptions, bucketing
 from parallel.strategies.declaration import TREE, Strategy, Supports
@@ -50,6 +51,7 @@ class SchemeOptions:
     )
 
 
+@answer_keywords
 def OneWeirdTrick(
     network: Network,
     loss: Loss,

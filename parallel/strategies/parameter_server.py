@@ -22,6 +22,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from parallel.guesses import answer_keywords
 from parallel.settings import OptionError, option, refuse
 from parallel.strategies import axes
 from parallel.strategies.consistency import Consistency, ConsistencyOptions, check_apart
@@ -65,6 +66,7 @@ class CompensationOptions:
     )
 
 
+@answer_keywords
 def ParameterServer(
     network: Network,
     loss: Loss,

@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from parallel.guesses import answer_keywords
 from parallel.settings import Keys, key
 from parallel.strategies.declaration import LOCAL_UPDATE, Strategy
 from parallel.strategies.parameter_server import ServerOptions
@@ -37,6 +38,7 @@ class SandblasterKeys(Keys):
     history: int = key(10, "pairs of steps and gradient changes that L-BFGS keeps")
 
 
+@answer_keywords
 def Sandblaster(
     network: Network,
     loss: Loss,

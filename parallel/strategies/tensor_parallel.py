@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parallel.guesses import answer_keywords
 from parallel.strategies import axes
 from parallel.strategies.data_parallel import MessageOptions
 from parallel.strategies.declaration import ALIKE, ROUNDED, TREE, UNIT_BYTES, WITH_PARTS, Strategy, Supports
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from parallel.trainer import DistributedTrainer
 
 
+@answer_keywords
 def TensorParallel(
     network: Network,
     loss: Loss,

@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from parallel.guesses import answer_keywords
 from parallel.settings import option
 from parallel.strategies.data_parallel import bucketing
 from parallel.strategies.declaration import (
@@ -64,6 +65,7 @@ class PrefetchOptions:
     )
 
 
+@answer_keywords
 def ZeRO1(
     network, loss, optimizer, communicator, seed=0, unit_bytes=UNIT_BYTES, offload=None, *, compressor=None, shards=0
 ) -> DistributedTrainer:
@@ -103,6 +105,7 @@ def ZeRO1(
     return _zero(1, "ZeRO1", *given, compressor, shards, unit_bytes, offload, None)
 
 
+@answer_keywords
 def ZeRO2(
     network, loss, optimizer, communicator, seed=0, unit_bytes=UNIT_BYTES, offload=None, *, compressor=None, shards=0
 ) -> DistributedTrainer:
@@ -123,6 +126,7 @@ def ZeRO2(
     return _zero(2, "ZeRO2", *given, compressor, shards, unit_bytes, offload, None)
 
 
+@answer_keywords
 def FullyShardedDataParallel(
     network,
     loss,

@@ -213,6 +213,7 @@ INSTEAD = {
     "nothing like it": (lambda t: nn.Zzz, AttributeError, r"nn has no 'Zzz': dir\(nn\) lists what there is$"),
     "manual_seed": (lambda t: nn.manual_seed, AttributeError, "seed=0"),
     "utils": (lambda t: nn.utils, AttributeError, r"nn\.ClipGlobalNorm"),
+    "clip_grad_norm_": (lambda t: t.clip_grad_norm_(1.0), AttributeError, r"nn\.ClipGlobalNorm"),
     "no_sync": (lambda t: t.no_sync(), AttributeError, "accumulate=4"),
     "module": (lambda t: t.module, AttributeError, r"trainer\.network"),
     "misspelled": (lambda t: t.setp(X, Y), AttributeError, "has no 'setp'"),
@@ -259,3 +260,28 @@ def test_one_sentence_says_what_to_write(guess):
     call, kind, said = INSTEAD[guess]
     with pytest.raises(kind, match=said):
         call(make())
+
+
+def test_a_loss_called_as_a_function_is_the_mean_over_the_batch():
+    z, y = np.array([[0.0, 0.0], [1.0, 3.0]]), np.array([0, 1])
+    wanted = (np.log(2) + np.log(1 + np.exp(-2))) / 2
+    value, gradient = nn.CrossEntropyLoss()(z, y)
+    assert value == pytest.approx(wanted) and gradient.shape == z.shape
+    assert nn.CrossEntropyLoss()(z.tolist(), y.tolist())[0] == value  # lists
+    assert nn.CrossEntropyLoss()(z, y, 4)[0] == pytest.approx(wanted / 2)
+    means = {nn.MSELoss(): 8.5, nn.MAELoss(): 2.5, nn.HuberLoss(): 2.0, nn.QuadraticLoss(): 8.5}
+    for loss, mean in means.items():
+        assert loss([[1, 2]], [[2, 6]])[0] == pytest.approx(mean), loss
+
+
+def test_a_weighted_loss_called_as_a_function_divides_by_the_weights():
+    z, y = np.zeros((3, 2)), np.array([0, 1, -100])
+    assert nn.CrossEntropyLoss(ignore_index=-100)(z, y)[0] == pytest.approx(np.log(2))
+    assert nn.CrossEntropyLoss(class_weights=[1.0, 3.0])(z[:2], y[:2])[0] == pytest.approx(np.log(2))
+    sequences = np.zeros((2, 5, 3)), np.zeros((2, 5), int)
+    assert nn.CrossEntropyLoss()(*sequences)[0] == pytest.approx(np.log(3))
+
+
+def test_a_loss_called_with_outputs_of_one_dimension_says_which_shape_it_takes():
+    with pytest.raises(ValueError, match=r"MSELoss: expected outputs of shape \(N, D\).* given \(3,\): z\[:, None\]"):
+        nn.MSELoss()(np.zeros(3), np.zeros(3))

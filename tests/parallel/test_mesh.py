@@ -1,11 +1,15 @@
 """Ranks and their axes: data x pipeline x tensor x space x branch x context x expert."""
 
 import importlib
+import inspect
+import re
 
 import numpy as np
 import pytest
 
+import nn
 import parallel
+from parallel.guesses import KEYWORDS, NAMES
 from parallel.mesh import AXES, Mesh, sizes
 
 
@@ -29,12 +33,96 @@ def test_what_does_not_multiply_to_the_ranks_is_refused_with_what_would_do():
         sizes(4, pipeline=8)
 
 
-@pytest.mark.parametrize("name", parallel._INSTEAD)
+@pytest.mark.parametrize("name", NAMES)
 def test_names_of_other_libraries_are_answered_with_names_that_exist(name):
-    with pytest.raises(AttributeError, match="has no attribute") as caught:
+    with pytest.raises(AttributeError, match=f"parallel has no '{name}': ") as caught:
         getattr(parallel, name)
     module, _, own = str(caught.value).rpartition(": ")[2].partition("(")[0].partition(".")
     assert hasattr(importlib.import_module(module), own)
+
+
+def test_a_name_that_is_nearly_right_is_recognised():
+    with pytest.raises(AttributeError, match=r"did you mean parallel\.TensorParallel\?"):
+        parallel.TensorParallelism  # noqa: B018
+
+
+def keywords_of(function) -> set[str]:
+    return set(inspect.signature(function).parameters)
+
+
+PUBLIC = {name: getattr(parallel, name) for name in parallel.__all__ if name[0].isupper() and "Error" not in name}
+TRAINERS = {name: made for name, made in PUBLIC.items() if "communicator" in keywords_of(made)}
+
+
+def test_keywords_that_are_answered_with_ours_exist():
+    ours = {"chunks"}.union(*map(keywords_of, TRAINERS.values()))  # chunks: an option of a schedule
+    for given, answer in KEYWORDS.items():
+        for name in re.findall(r"\b(\w+)=(?!\w)", answer.partition("(")[0]):
+            assert name in ours, (given, answer)
+
+
+@pytest.mark.parametrize(
+    ("name", "keyword", "said"),
+    [
+        ("DistributedDataParallel", "bucket_cap_mb", r"takes no 'bucket_cap_mb': write bucket=, in MiB"),
+        ("DistributedDataParallel", "find_unused_parameters", "leave it out: every layer"),
+        ("DistributedDataParallel", "device_ids", "leave it out: everything is computed on processors"),
+        ("DistributedDataParallel", "module", "write network=, the first argument"),
+        ("FullyShardedDataParallel", "sharding_strategy", r"parallel\.ZeRO2 for SHARD_GRAD_OP"),
+        ("FullyShardedDataParallel", "mixed_precision", r"nn\.Network\(layers, in_shape, mixed=True\)"),
+        ("Pipeline", "n_microbatches", r"Pipeline takes no 'n_microbatches': write micro_batches="),
+        ("SpatialParallel", "bucket_cap_mb", "write bucket="),
+        ("LocalSGD", "period", "write every="),
+        ("Mesh", "dp", r"^Mesh takes no 'dp': write data=$"),
+        ("Mesh", "mesh_dim_names", r"Mesh\(communicator, data=2, tensor=2\)"),
+        ("Mesh", "rows", "^Mesh takes no 'rows'; it takes communicator, workers, data, pipeline, tensor"),
+    ],
+)
+def test_keywords_of_other_libraries_are_answered(name, keyword, said):
+    with pytest.raises(TypeError, match=said):
+        PUBLIC[name](**{keyword: 2})
+
+
+@pytest.mark.parametrize("name", sorted(TRAINERS.keys() - {"Mesh"}))
+def test_every_trainer_answers_keywords(name):
+    with pytest.raises(TypeError, match=f"^{name} takes no 'device_ids': leave it out"):
+        TRAINERS[name](device_ids=[0])
+
+
+@pytest.mark.mpi(ranks=2)
+@pytest.mark.parametrize("name", ["DistributedDataParallel", "ZeRO1", "Pipeline", "TensorParallel", "ParameterServer"])
+def test_a_communicator_of_mpi4py_is_wrapped(comm, name):
+    """The same bits as with a Communicator; the caller's communicator goes on after close()."""
+    from collectives import Communicator
+
+    x, y = np.random.default_rng(0).normal(size=(8, 4)), np.arange(8) % 3
+
+    def trained(communicator):
+        network = nn.Network(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), (4,))
+        trainer = TRAINERS[name](network, nn.CrossEntropyLoss(), nn.SGD(0.1), communicator)
+        nn.fit(trainer, (x, y), epochs=2, batch=4)
+        digest = trainer.digest()
+        trainer.close()
+        return digest
+
+    assert trained(comm) == trained(Communicator(comm))
+    assert comm.allreduce(1) == 2
+
+
+@pytest.mark.mpi(ranks=2)
+def test_what_is_no_communicator_of_these_ranks_is_refused(comm):
+    from mpi4py import MPI
+
+    with pytest.raises(TypeError, match=r"expected a communicator, .*Communicator\(MPI.COMM_WORLD\), given 'nccl'"):
+        Mesh("nccl")
+    first = comm.Split(0 if comm.rank == 0 else MPI.UNDEFINED)
+    if comm.rank:
+        with pytest.raises(ValueError, match=r"this rank is not in the communicator \(COMM_NULL\)"):
+            Mesh(first)
+    else:
+        mesh = Mesh(first)
+        assert (mesh.size, mesh.data.size) == (1, 1)
+        mesh.close()
 
 
 @pytest.mark.mpi(ranks=4)

@@ -18,6 +18,7 @@ from nn import option_strings
 from nn.core.network import Network
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
+from parallel.guesses import answer_keywords
 from parallel.mesh import Mesh, Ranks
 from parallel.passes.forward_backward import ForwardBackward
 from parallel.strategies.context.attention import ContextGroups
@@ -151,6 +152,7 @@ def context_degrees(attention: str, ranks: int) -> ContextDegrees:
     return degrees
 
 
+@answer_keywords
 def ContextParallel(
     network: Network,
     loss: Loss,

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parallel.guesses import answer_keywords
 from parallel.strategies import axes
 from parallel.strategies.declaration import UNIT_BYTES
 from parallel.strategies.zero import group_sync_arguments
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from parallel.trainer import DistributedTrainer
 
 
+@answer_keywords
 def ExpertParallel(
     network: Network,
     loss: Loss,

@@ -26,6 +26,7 @@ from collectives.failures.launch_check import nodes_of
 from nn.core.network import Network
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
+from parallel.guesses import answer_keywords
 from parallel.mesh import Mesh, Ranks
 from parallel.passes.forward_backward import ForwardBackward
 from parallel.strategies.gradient_sync import gradient_sync
@@ -111,6 +112,7 @@ class OperatorPass(ForwardBackward):
         return f"{self.mesh.sizes[self.axis]} ranks compute the same samples, each {what[self.axis]}"
 
 
+@answer_keywords
 def SpatialParallel(
     network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, space: int = 0, **sync
 ) -> DistributedTrainer:
@@ -151,6 +153,7 @@ def SpatialParallel(
     return _make_trainer("space", "SpatialParallel", network, loss, optimizer, communicator, seed, space, **sync)
 
 
+@answer_keywords
 def BranchParallel(
     network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, branch: int = 0, **sync
 ) -> DistributedTrainer:

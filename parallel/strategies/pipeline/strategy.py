@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from parallel.guesses import answer_keywords
 from parallel.strategies import axes
 from parallel.strategies.data_parallel import MessageOptions, bucketing
 from parallel.strategies.declaration import ALIKE, ROUNDED, UNIT_BYTES, WITH_PARTS, Strategy, Supports
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from parallel.trainer import DistributedTrainer
 
 
+@answer_keywords
 def Pipeline(
     network: Network,
     loss: Loss,
@@ -128,6 +130,7 @@ def Pipeline(
     return DistributedTrainer(network, loss, optimizer, mesh, forward_backward, sync, seed, "Pipeline")
 
 
+@answer_keywords
 def PipeDream(
     network: Network,
     loss: Loss,
