@@ -21,7 +21,7 @@
 # 2. a **fat tree**, and why the order of a ring on it matters;
 # 3. a **torus**, with four cables at each rank;
 # 4. a **thin link** between two nodes;
-# 5. what **no schedule can beat**, by a cut through the network;
+# 5. what **no schedule can beat**, by cuts through the network and by its parts;
 # 6. a schedule that nobody has written: **found by search**.
 #
 # All of it is simulated: a message takes what its share of every link gives it, from its first byte to its last. The
@@ -42,7 +42,7 @@ from checks import BLUE, GREY, ORANGE
 from collectives import ALGORITHMS, Recv, RecvReduce, Send, chunk, price, puzzles
 from collectives.drawing.networks import draw_channels, draw_critical_path, draw_network, draw_trees
 from collectives.pricing.flows import max_min_rates
-from collectives.pricing.lower_bounds import bandwidth_bound
+from collectives.pricing.lower_bounds import bandwidth_bound, lower_bound
 from collectives.pricing.networks import Network
 
 checks.style()
@@ -338,15 +338,41 @@ got = np.array([checks.numbers(my_cut, network.topology, inside) for network, in
 want = np.array([1 / 12.5e9, 1 / (2 * 3.125e9), 1 / (4 * 3.125e9), 1 / (8 * 12.5e9)])
 checks.same(got, want, "a byte's seconds by cuts around a host, a switch, a pod, half of the torus")
 checks.right("a switch with its two hosts is the narrowest place of this tree")
+
+# %% [markdown]
+# A cut has two sides. More sides may prove more: k groups of ranks have to send at least 2 (k - 1) n together, as k
+# people who telephone, one talking and one listening, need 2 (k - 1) calls until each knows all (Harary and Schwenk
+# 1974). Below this tree's narrow cables there are eight groups, the edge switches with their hosts, and 16 channels
+# lead out: 14 n over the bandwidth of 16 is nearly twice what the cut around one of them proves. `bandwidth_bound` is
+# the worst of all cuts and of such groups, in seconds a byte. `lower_bound` is for a vector: a short one takes as long
+# as a message to the farthest rank.
+
+# %%
 for name, network in (("fat tree", tree), ("torus", torus)):
-    print(f"{name}: the bound of all cuts is {1e9 * bandwidth_bound(network, 'allreduce'):.3g} ns a byte")
+    least = [1e6 * lower_bound("allreduce", 16, nbytes, network) for nbytes in (1 << 10, 1 << 30)]
+    per_byte = 1e9 * bandwidth_bound(network, "allreduce")
+    print(f"{name}: {per_byte:.3g} ns a byte; 1 KiB takes {least[0]:.3g} us or more, 1 GiB {1e-3 * least[1]:.3g} ms")
 
 # %% [markdown]
 # ## 6. Found by search
 #
-# Nobody has to think of a schedule. `collectives.synthesize` matches pieces of the vector with free links, step after
-# step, many times by chance, and packs spanning trees; it keeps the best that it finds, and says how near the bound it
-# is. Take a network that no paper has an algorithm for: a ring of eight, one cable of which is slow, and a chord.
+# Nobody has to think of a schedule. `collectives.synthesize` searches in three ways, and keeps the fastest schedule:
+#
+# - it *matches* pieces of the vector with free links, step after step, many times by chance;
+# - it sends blocks *round a ring of equal parts*, such as the eight groups above, and copies them inside each part;
+# - it *packs spanning trees*, along which segments of the vector follow each other.
+#
+# It says how near the bound the result is. On the fat tree of section 2, for long vectors:
+
+# %%
+found = collectives.synthesize("allreduce", tree)
+nbytes, others = 256 << 20, {name: ALGORITHMS["allreduce"][name] for name in ("rabenseifner", "ring")}
+for name, algorithm in ({"found": found} | others).items():
+    seconds = price(algorithm, 16, nbytes // 4, 4, tree).seconds
+    print(f"{name}: {1e3 * seconds:.3g} ms, {100 * nbytes * found.bound / seconds:.0f}% of the bound")
+
+# %% [markdown]
+# Now a network that no paper has an algorithm for: a ring of eight, one cable of which is slow, and a chord.
 
 # %%
 edges = [(i, (i + 1) % 8, 2e9 if i else 1e9) for i in range(8)] + [(0, 4, 2e9)]
@@ -368,6 +394,15 @@ ax.barh(list(times), [1e3 * t for t in times.values()], color=[BLUE] * len(names
 ax.axvline(1e3 * nbytes * found.bound, color=GREY, ls="--")
 ax.set(title="64 MiB on a ring with a slow cable and a chord (dashed: the bound)", xlabel="milliseconds")
 plt.show()
+
+# %% [markdown]
+# So many steps are for long vectors: each costs the latency of a message. With `nbytes` the search prices what it finds
+# for a vector of that length, and cuts it into fewer pieces.
+
+# %%
+short = collectives.synthesize("allreduce", odd, nbytes=16 << 10)
+for name, schedule in (("for long vectors", found), ("for 16 KiB", short)):
+    print(f"{name}: {len(schedule.steps)} steps, {1e6 * price(schedule, 8, 4 << 10, 4, odd).seconds:.3g} us for 16 KiB")
 
 # %% [markdown]
 # Before you believe any of it: measure. `python scripts/bench.py trunk` builds a network of four hosts with a trunk on
