@@ -230,6 +230,13 @@ def test_rings_on_a_thousand_ranks_of_a_fat_tree_take_seconds():
     assert time.process_time() - begin < 20
 
 
+def test_double_trees_on_a_thousand_ranks_of_a_fat_tree_take_seconds():
+    begin = time.process_time()
+    got = price(ALGORITHMS["allreduce"]["double_tree"], 1024, 1 << 20, 4, Network.fat_tree(16, 4))
+    assert got.method == "simulation" and got.messages == 32_736
+    assert time.process_time() - begin < 20
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "shape", "messages"),

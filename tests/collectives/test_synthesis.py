@@ -4,6 +4,7 @@ import random
 import time
 from itertools import combinations
 
+import numpy as np
 import pytest
 
 from collectives import check, draw, price, synthesize
@@ -201,3 +202,22 @@ def test_edge_switches_of_a_fat_tree_bound_an_allreduce(oversubscription, second
         if name not in ("direct", "reduce_broadcast")  # slow
     ]
     assert min(times) >= 4 * count * seconds / G * (1 - 1e-9)
+
+
+@pytest.mark.mpi(ranks=[2, 3], more=[4])
+def test_what_is_found_runs(comm, ranks):
+    from collectives import Communicator
+
+    communicator, network = Communicator(comm), Network.torus((ranks,), G, 0)
+    count = 3 * ranks * ranks
+    x = np.arange(count, dtype=float) + comm.rank
+    total = ranks * np.arange(count) + sum(range(ranks))
+    block = slice(count // ranks * comm.rank, count // ranks * (comm.rank + 1))
+    y = np.empty_like(x)
+    communicator.Allreduce(x, y, algorithm=synthesize("allreduce", network, tries=3))
+    np.testing.assert_array_equal(y, total)
+    part = np.empty(count // ranks)
+    communicator.Reduce_scatter_block(x, part, algorithm=synthesize("reduce_scatter", network, tries=3))
+    np.testing.assert_array_equal(part, total[block])
+    communicator.Allgather(part, y, algorithm=synthesize("allgather", network, tries=3))
+    np.testing.assert_array_equal(y, total)

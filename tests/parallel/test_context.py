@@ -167,18 +167,25 @@ def test_bytes_that_ulysses_sends(comm, ranks):
 
 @pytest.mark.mpi(ranks=[2], more=[4])
 def test_bytes_on_the_wire_are_those_of_the_formula(comm, ranks):
-    """6 (p - 1) times a rank's keys of each layer in a step, counted; what is counted is told by --memory."""
+    """Of a rank's keys of each layer a ring sends 6 (p - 1) times as much in a step, and Ulysses 8 (p - 1) / p times.
+
+    Counted by the communicator, which is what --memory tells.
+    """
     from collectives import Communicator
     from parallel.reports.traffic import Traffic
     from parallel.strategies.context.strategy import ContextParallel
 
-    traffic, length = Traffic(Communicator(comm)), 4 * ranks
-    many = ContextParallel(network("causal", length), loss(), optimizer(), traffic, SEED, node_memory="off")
-    samples = batches(many.shard, length)[0]
-    many.step(*samples, total_weight=many.whole_loss.weight(samples[1]))
-    keys = len(samples[0]) * 4 * 8 * 8  # of four positions, eight features each
-    assert traffic.bytes["run"] == 6 * (ranks - 1) * keys and traffic.calls["run"] == 2
-    many.close()
+    length, communicator = 4 * ranks, Communicator(comm)
+    for attention, operation, times, calls in (("ring", "run", 6 * (ranks - 1), 2), ("ulysses", "alltoall", 8, 8)):
+        traffic = Traffic(communicator)
+        how = {"attention": attention, "node_memory": "off"}
+        many = ContextParallel(network("causal", length), loss(), optimizer(), traffic, SEED, **how)
+        samples = batches(many.shard, length)[0]
+        many.step(*samples, total_weight=many.whole_loss.weight(samples[1]))
+        keys = len(samples[0]) * 4 * 8 * 8  # of four positions, eight features each
+        sent = times * keys if attention == "ring" else times * keys * (ranks - 1) // ranks
+        assert (traffic.bytes[operation], traffic.calls[operation]) == (sent, calls)
+        many.close()
 
 
 # ------------------------------------------------------------------------------------------- without ranks
