@@ -38,6 +38,7 @@ def transformer(
     gate: str = "softmax",
     capacity: float = 0.0,
     auxiliary: float = 0.01,
+    z_loss: float = 0.0,
     noise: float = 0.0,
 ) -> Sequential:
     """Predicts the next id at every position: causal pre-norm blocks.
@@ -65,7 +66,7 @@ def transformer(
     for _ in range(blocks):
         mixture: Layer | None = None
         if experts:
-            mixture = MixtureOfExperts(features, experts, top, hidden, gate, capacity, auxiliary, noise=noise)
+            mixture = MixtureOfExperts(features, experts, top, hidden, gate, capacity, auxiliary, z_loss, noise)
         if experts and shared:
             every = Linear(features, between), GELU(), Linear(between, features)
             mixture = Residual(mixture, Sequential(*every))

@@ -218,11 +218,10 @@ def test_mixed_precision_keeps_the_router_exact():
 
 
 def test_model_with_a_shared_expert():
-    network = nn.models.build("transformer:16,2,1,experts=4,top=1,shared=1,gate=sigmoid,auxiliary=0", (8,), 10)
-    assert (
-        "Residual(MixtureOfExperts(16, 4, top=1, gate='sigmoid', auxiliary=0.0), shortcut=Sequential(Linear(16, 64)"
-        in repr(network.root)
-    )
+    options = "experts=4,top=1,shared=1,gate=sigmoid,auxiliary=0,z_loss=0.001"
+    network = nn.models.build(f"transformer:16,2,1,{options}", (8,), 10)
+    mixture = "MixtureOfExperts(16, 4, top=1, gate='sigmoid', auxiliary=0.0, z_loss=0.001)"
+    assert f"Residual({mixture}, shortcut=Sequential(Linear(16, 64)" in repr(network.root)
 
 
 @pytest.mark.parametrize(
