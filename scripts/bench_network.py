@@ -15,7 +15,8 @@ begins (between nodes after a rest) when all ranks have met, and ends with the l
 core to another process are not calm, and do not count where there are enough others. The note says within what half of
 the runs lie. Where price and median are more than 15% apart, it says whether the price is within that, and so no more
 off than one run from the next, and what of it, in the clock's trace, the last rank waited for: so many messages of so
-many bytes, busy ports, sums, copies, barriers.
+many bytes, busy ports, sums, copies, barriers. The last rows of a lab (`--only model`) hold prices by the model without
+one refinement each against those with all: the root of the mean square of log(price / measured).
 
 Two cores may talk to each other at one speed now and at a half of it seconds later. So here network and algorithms are
 measured in alternating runs: rows hold the median of medians against the price on the median network, and the notes
@@ -30,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -85,7 +86,7 @@ def rows(
     yield from (row for row in prices(result, measured, f"{RANKS} ranks") if only in row.case)
     for hosts, slots in () if quick else LABS:
         place = f"{hosts} hosts x {slots}"
-        if only and not any(only in text for text in (place, *ALGORITHMS)):
+        if only and not any(only in text for text in (place, "model", *ALGORITHMS)):
             continue
         if reason := netlab.why_not():
             yield Row(place, None, note=reason)
@@ -97,7 +98,8 @@ def rows(
             except RuntimeError as error:
                 yield Row(place, None, note=f"failed: {error}")
                 continue
-            yield from (row for row in prices(result, Network.load(file), place) if only in row.case)
+            for rows_of in (prices, refinements):
+                yield from (row for row in rows_of(result, Network.load(file), place) if only in row.case)
 
 
 def compare(result: dict, network: Network) -> Iterator[Row]:
@@ -143,6 +145,51 @@ def prices(result: dict, network: Network, place: str) -> Iterator[Row]:
         size = f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes // KIB} KiB"
         case = f"{place}, {operation} {name}" + (f", {size}" if nbytes else "")
         yield Row(case, 1e6 * seconds, 1e6 * said, "price", "us", result["ranks"], 1, note)
+
+
+def refinements(result: dict, network: Network, place: str) -> Iterator[Row]:
+    """A row for each refinement of the model: how far prices are off without it, beside those with all."""
+    schedules = result["schedules"][0]
+
+    def logs(network) -> np.ndarray:
+        found = []
+        for operation, name, nbytes, seconds, *_ in schedules:
+            count, options = call(operation, name, nbytes, result["nodes"])
+            entry = ALGORITHMS[operation][name]
+            found.append(price(entry, result["ranks"], count, ITEMSIZE, network, **options).seconds / seconds)
+        return np.log(found)
+
+    root = lambda values: float(np.sqrt((values**2).mean()))
+    whole = root(logs(network))
+    for name, other in {"model with all refinements": network, **without_one(network)}.items():
+        found = logs(other)
+        near = np.mean(np.abs(np.expm1(found)) <= NEAR)
+        note = f"{near:.0%} of {len(found)} prices within {NEAR:.0%} of what was measured"
+        yield Row(f"{place}, {name}", root(found), whole, "all refinements", "rms", result["ranks"], 1, note)
+
+
+def without_one(network: Network) -> dict[str, Network]:
+    """Return the measured network without one refinement each, by what is missing."""
+
+    def changed(level, change):
+        link = getattr(network, level)
+        points = tuple(point._replace(**change(point, link.cost(point.nbytes))) for point in link.points)
+        return replace(network, **{level: replace(link, points=points)})
+
+    def at_the_rate(point, cost):
+        more = cost.gap - cost.held
+        return {name: getattr(point, name) + more for name in ("time", "both", "exchange")}
+
+    one_way = lambda point, cost: {"both": point.time, "exchange": point.time}
+    lines = {level: replace(getattr(network, level), points=()) for level in ("inside", "between")}
+    return {
+        "model without credit": changed("between", lambda point, cost: {"gap": cost.held}),
+        "model with each message at the rate of a stream": changed("between", at_the_rate),
+        "model without both directions": changed("between", one_way),
+        "model with partners as a ring": changed("between", lambda point, cost: {"exchange": point.both}),
+        "model of a straight line": replace(network, **lines),
+        "model without both directions inside a node": changed("inside", one_way),
+    }
 
 
 def span(seconds: Iterable[float]) -> str:

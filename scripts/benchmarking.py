@@ -21,10 +21,11 @@ import netlab
 
 TIMEOUT = 300  # seconds of what runs in a lab
 # Options of mpiexec, as docs/cluster.md gives them for Ethernet: messages move outside of MPI calls too, so that none
-# waits for its receiver's next call. Up to the eager limit, and as far as socket buffers go.
+# waits for its receiver's next call. Up to the eager limit, headers included, and as far as socket buffers go; above it
+# an exchange goes partly in one direction at a time.
 ETHERNET = [
-    *("--mca", "btl_tcp_eager_limit", "2097152"),
-    *("--mca", "btl_tcp_rndv_eager_limit", "2097152"),
+    *("--mca", "btl_tcp_eager_limit", "4194304"),
+    *("--mca", "btl_tcp_rndv_eager_limit", "4194304"),
     *("--mca", "btl_tcp_sndbuf", "4194304"),
     *("--mca", "btl_tcp_rcvbuf", "4194304"),
 ]

@@ -3,6 +3,7 @@
     python scripts/experiments/experts.py                    # some 20 minutes on one core
     python scripts/experiments/experts.py --runs 1           # one run, which the next call continues behind
     python scripts/experiments/experts.py --limit 640 --seeds 1 --out runs/short
+    python scripts/experiments/experts.py --write            # nothing is run: tables of docs/measured into the page
 
 The claim (Shazeer et al. 2017; Fedus et al. 2022): with the same multiply-accumulates for each position, more experts
 reach a lower loss in as many steps, as they have more parameters. All else is alike: data, order, steps, rate. With
@@ -12,7 +13,8 @@ is the bound: it computes all of them for every position.
 
 Every run sees each window of the training text once an epoch, in the order of its seed, and is measured once, in the
 end, on the whole of the test text. Nothing is chosen by that loss. Runs that experts.json has with the same settings
-are not made again.
+are not made again. The page docs/systems/experts.md also has what an alltoallv of positions took in the lab, from
+docs/measured/crossover.json (`bench.py crossover --json`).
 """
 
 from __future__ import annotations
@@ -20,14 +22,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import sys
 import time
 from pathlib import Path
 from statistics import mean, stdev
 
-import nn
-from nn.training.checkpoints import write_atomically
-from parallel.command.arguments import Parser, new_directory, whole
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+from page_tables import markdown, measured, print_tables  # noqa: E402
+
+import nn  # noqa: E402
+from nn.training.checkpoints import write_atomically  # noqa: E402
+from parallel.command.arguments import Parser, new_directory, whole  # noqa: E402
+
+PAGE = ROOT / "docs" / "systems" / "experts.md"
 LENGTH, BATCH, RATE = 64, 16, 0.003
 BASE = "transformer:64,4,2"
 CASES = {
@@ -53,28 +63,45 @@ def run(model: str, data: nn.data.Data, seed: int, epochs: int) -> dict:
     return found | {"busiest": max(busiest, default=0.0), "parameters": network.layout.count, "macs": macs}
 
 
-def table(found: dict[str, list[dict]]) -> str:
-    """A row for each network, in Markdown; differences are of the same seed."""
-    dense = next(iter(found.values()))
-    lines = [
-        "| network | parameters | MACs a position | test loss | less than dense, by seed | busiest expert | time |",
-        "|---|---:|---:|---|---|---|---:|",
-    ]
+def table(record: dict) -> str:
+    """How long all networks trained, and a row for each; differences are of the same seed."""
+    found = {name: list(by_seed.values()) for name, by_seed in record["runs"].items() if by_seed}
+    dense, rows = next(iter(found.values())), []
     for name, runs in found.items():
         losses = [each["loss"] for each in runs]
-        spread = f" +- {stdev(losses):.4f}" if len(losses) > 1 else ""
+        spread = f" ± {stdev(losses):.4f}" if len(losses) > 1 else ""
         less = ", ".join(f"{other['loss'] - each['loss']:+.4f}" for other, each in zip(dense, runs, strict=False))
         busiest = f"{max(each['busiest'] for each in runs):.1f} times its share" if runs[0]["busiest"] else ""
-        cells = (
-            f"{runs[0]['parameters']:,}",
-            f"{runs[0]['macs']:,.0f}",
-            f"{mean(losses):.4f}{spread}",
-            "" if runs is dense else less,
-            busiest,
-            f"{mean(each['seconds'] for each in runs):.0f} s",
-        )
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        numbers = f"{runs[0]['parameters']:,}", f"{runs[0]['macs']:,.0f}", f"{mean(losses):.4f}{spread}"
+        seconds = f"{mean(each['seconds'] for each in runs):.0f} s"
+        rows.append([name, *numbers, "" if runs is dense else less, busiest, seconds])
+    heads = [
+        "network",
+        "parameters",
+        "MACs a position",
+        "test loss",
+        "less than dense, by seed",
+        "busiest expert",
+        "time",
+    ]
+    batch, epochs = record["settings"]["batch"], record["settings"]["epochs"]
+    steps = epochs * -(-record["settings"]["windows"] // batch)
+    return f"{steps} steps of {batch} windows of {LENGTH} characters:\n\n{markdown(heads, rows)}"
+
+
+def alltoallv_table() -> str:
+    """One of the four alltoallv of a layer, in the lab, beside its estimate."""
+    cells: dict[str, list[str]] = {}
+    counts = {}
+    for case, row in measured("crossover").items():
+        if match := re.fullmatch(r"(.*bit/s), experts' alltoallv, ([\d,]+) positions a rank", case):
+            cells.setdefault(match[1], []).append(f"{row['ours']:.3g} ms ({row['peer']:.3g})")
+            counts[match[1]] = row["note"].rpartition("counts before it ")[2]
+    heads = ["hosts, network", "256 positions a rank", "4,096 positions a rank", "the counts before it"]
+    return markdown(heads, [[place, *cells[place], counts[place]] for place in cells])
+
+
+TABLES = {"alltoallv": alltoallv_table}
 
 
 def main() -> None:
@@ -85,7 +112,10 @@ def main() -> None:
     parser.add_argument("--runs", type=whole(1), help="make at most so many runs that experts.json lacks")
     parser.add_argument("--data-dir", default=os.environ.get("RINGPROP_DATA", "data"), help="where data sets are")
     parser.add_argument("--out", type=new_directory, default="runs/experts", help="directory for experts.json")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/systems/experts.md; run nothing")
     options = parser.parse_args()
+    if options.write:
+        return print_tables(PAGE, TABLES, write=True)
     data = nn.data.load("tinyshakespeare", options.data_dir, length=LENGTH, limit=options.limit)
     settings = {"epochs": options.epochs, "windows": len(data.train), "batch": BATCH, "rate": RATE}
     file = Path(options.out) / "experts.json"
@@ -99,9 +129,7 @@ def main() -> None:
         runs[name][str(seed)] = run(CASES[name], data, seed, options.epochs)
         print(f"seed {seed}, {name}: {runs[name][str(seed)]}", flush=True)
         write_atomically(file, (json.dumps({"settings": settings, "runs": runs}, indent=1) + "\n").encode())
-    steps = options.epochs * -(-len(data.train) // BATCH)
-    found = {name: list(by_seed.values()) for name, by_seed in runs.items() if by_seed}
-    print(f"\n{steps} steps of {BATCH} windows of {LENGTH} characters:\n\n{table(found)}")
+    print(f"\n{table({'settings': settings, 'runs': runs})}")
 
 
 if __name__ == "__main__":

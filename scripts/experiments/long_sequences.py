@@ -1,4 +1,4 @@
-"""Where a ring is faster than Ulysses: the tables of docs/systems/sequences.md, by length, network and heads.
+"""The tables of docs/systems/sequences.md: where a ring is faster than Ulysses, predicted, and what was measured.
 
 python scripts/experiments/long_sequences.py                  print them
 python scripts/experiments/long_sequences.py --write          put them into the page, between its marks
@@ -6,7 +6,10 @@ python scripts/experiments/long_sequences.py --draw FILE      draw the first one
 
 One layer of attention is predicted, forward and backward, on sequences of which all ranks have a part: what is computed
 and what is waited for (parallel/planning/context_costs.py, whose closed forms a test compares with the simulated
-schedules). Nothing is measured.
+schedules). Measurements are rows of docs/measured, which are written by
+
+python scripts/bench.py sequences --json docs/measured/sequences.json
+python scripts/bench.py crossover --json docs/measured/crossover.json         in the lab, as root
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from page_tables import markdown, measured, print_tables  # noqa: E402
 
 from collectives.pricing.networks import NETWORKS, Network  # noqa: E402
 from parallel.planning.context_costs import BACKWARD, ring, ulysses  # noqa: E402
@@ -111,29 +116,85 @@ def picture():
     return figure
 
 
-def tables() -> dict[str, str]:
-    """What stands between the marks of the page, by name."""
-    return {"length": f"{length_table()}\n\n{crossovers()}", "heads": heads_table()}
+def times_of(row: dict) -> str:
+    """Measured milliseconds, and the estimate in parentheses."""
+    return f"{in_words(1e-3 * row['ours'])} ({in_words(1e-3 * row['peer'])})"
 
 
-def written(page: str) -> str:
-    """Return the page with these tables between its marks."""
-    for name, table in tables().items():
-        marks = re.compile(rf"(<!-- {name}: [^>]*-->\n\n).*?(\n\n<!-- end of {name} -->)", re.DOTALL)
-        if not marks.search(page):
-            raise ValueError(f"{PAGE.name} has no marks for the table {name}")
-        page = marks.sub(lambda found, table=table: found[1] + table + found[2], page)
-    return page
+def blocks_table() -> str:
+    """Attention by blocks beside whole scores, one process."""
+    rows = measured("sequences")
+    lines = []
+    for case, row in rows.items():
+        if found := re.fullmatch(r"attention by blocks, ([\d,]+) positions, time", case):
+            memory = rows[case.replace("time", "memory")]
+            samples = row["note"].split()[0]
+            times = [in_words(1e-3 * row[side]) for side in ("peer", "ours")]
+            sizes = [f"{memory[side]:,.0f} MiB" for side in ("peer", "ours")]
+            lines.append([f"{found[1]} x {samples}", *times, *sizes])
+    return markdown(["positions x samples", "whole", "blocks of 128", "memory, whole", "memory, blocks"], lines)
+
+
+def ranks_table() -> str:
+    """Seconds and bytes of a step by length and ranks, beside what is estimated; and how much faster several are."""
+    rows = measured("sequences")
+    lines = []
+    for case, row in rows.items():
+        if found := re.fullmatch(r"length ([\d,]+), (\d) ranks?, step", case):
+            memory = rows[case.replace("step", "memory")]
+            one = rows[f"length {found[1]}, 1 rank, step"]
+            sizes = [f"{memory[side]:.1f} MiB" for side in ("ours", "peer")]
+            lines.append([found[1], found[2], times_of(row), f"{one['ours'] / row['ours']:.2f}", *sizes])
+    return markdown(["positions", "ranks", "a step (estimate)", "times as fast", "memory", "estimate"], lines, words=0)
+
+
+def step_table() -> str:
+    """A step on two ranks beside one process that takes turns with them."""
+    lines = []
+    for case, row in measured("sequences").items():
+        if case.startswith("a sequence of"):
+            lines.append([case, *(in_words(1e-3 * row[side]) for side in ("ours", "peer")), f"{1 / row['ratio']:.2f}"])
+    return markdown(["a step", "measured", "one process", "times as fast"], lines)
+
+
+def crossover_table() -> str:
+    """A layer's attention in the lab, in a ring, by Ulysses and by both, and which is the fastest."""
+    found: dict[tuple[str, str], dict[str, dict]] = {}
+    for case, row in measured("crossover").items():
+        if match := re.fullmatch(r"(.*bit/s), ([\d,]+ positions, \d) heads?, (.*)", case):
+            found.setdefault((match[1], match[2].replace(" positions", "")), {})[match[3]] = row
+    lines = []
+    for (place, sizes), ways in found.items():
+        both = next((row for way, row in ways.items() if "," in way), None)
+        cells = [times_of(row) if row else "no" for row in (ways["ring"], ways.get("ulysses"), both)]
+        lines.append([place, sizes, *cells, *(fastest(ways, side) for side in ("ours", "peer"))])
+    heads = ["network", "positions, heads", "ring", "Ulysses", "both", "fastest, measured", "fastest, estimated"]
+    return markdown(heads, lines, words=2)
+
+
+def fastest(ways: dict[str, dict], side: str) -> str:
+    """The fastest way; those within 5% of it beside it."""
+    least = min(row[side] for row in ways.values())
+    near = ["both" if "," in way else way for way, row in ways.items() if row[side] < 1.05 * least]
+    return "all" if len(near) == len(ways) > 1 else ", ".join(near)
+
+
+TABLES = {
+    "length": lambda: f"{length_table()}\n\n{crossovers()}",
+    "heads": heads_table,
+    "crossover": crossover_table,
+    "step": step_table,
+    "blocks": blocks_table,
+    "ranks": ranks_table,
+}
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Where a ring is faster than Ulysses, predicted.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="put the tables into docs/systems/sequences.md")
-    parser.add_argument("--draw", metavar="FILE", help="draw them")
+    parser.add_argument("--draw", metavar="FILE", help="draw the first one")
     options = parser.parse_args(argv)
-    print("\n\n".join(tables().values()))
-    if options.write:
-        PAGE.write_text(written(PAGE.read_text()))
+    print_tables(PAGE, TABLES, options.write)
     if options.draw:
         picture().savefig(options.draw)
 

@@ -215,3 +215,38 @@ def test_a_price_that_is_off_says_by_what_and_whether_that_is_noise():
     off = note_of(8e-6, 7e-6, 15e-6)
     assert off == f"5 of 6 runs calm, half of them in 7-15 us; priced +52%, within what runs differ by: {chain}"
     assert f"priced -39%, beyond what runs differ by: {chain}" in note_of(20e-6, 18e-6, 21e-6)
+
+
+def test_prices_without_a_refinement_stand_beside_those_with_all():
+    """On a network whose ports save up sending, and where both directions at once are slower: measured is its price."""
+    import bench_network
+
+    from collectives import ALGORITHMS, price
+    from collectives.pricing.networks import Link, Network, Point
+
+    time = lambda n: 1e-4 + 1e-8 * max(0, n - 20_000)
+    points = [Point(n, time(n), 0.0, 0.0, 1e-8 * n, 2 * time(n), 1.5 * time(n)) for n in (1, 10_000, 40_000, 160_000)]
+    link = Link(1e-4, 1e-8, points=tuple(points))
+    network = Network(link, link)
+    rows = []
+    for name in ("ring", "doubling", "double_tree", "rabenseifner"):
+        count, options = bench_network.call("allreduce", name, 400_000, [0, 1, 2, 3])
+        seconds = price(ALGORITHMS["allreduce"][name], 4, count, 4, network, **options).seconds
+        rows.append(("allreduce", name, 400_000, seconds))
+    result = {"ranks": 4, "nodes": [0, 1, 2, 3], "schedules": [rows]}
+    found = {row.case.partition(", ")[2]: row for row in bench_network.refinements(result, network, "4 hosts x 1")}
+    whole = found.pop("model with all refinements")
+    for name in (
+        "model without credit",
+        "model with each message at the rate of a stream",
+        "model without both directions",
+        "model of a straight line",
+    ):
+        assert found[name].ours > 0.01, name
+    assert (
+        found["model without both directions inside a node"].ours
+        == whole.ours
+        == found["model of a straight line"].peer
+        == 0
+    )
+    assert whole.note == "100% of 4 prices within 15% of what was measured"
