@@ -19,8 +19,9 @@ html_title = f"ringprop {version}"
 html_theme_options = {"source_repository": "", "navigation_with_keys": True}
 html_static_path, html_css_files = ["static"], ["wide.css"]
 html_show_sourcelink = False
+html_math_renderer = "mathml"  # browsers draw it themselves; MathJax would come over the network
 
-myst_enable_extensions = ["deflist"]
+myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # the notebooks that are kept have what their cells show
 nb_merge_streams = True
@@ -144,7 +145,19 @@ def split_fields(app, what, name, of, options, lines) -> None:
     lines[:] = a_field_each(lines)
 
 
+def write_formula(writer, node) -> None:
+    """Write a formula as MathML."""
+    from docutils.nodes import SkipNode
+    from latex2mathml.converter import convert
+
+    display = "block" if node.tagname == "math_block" else "inline"
+    formula = convert(node.astext(), display=display)
+    writer.body.append(f'<div class="math">{formula}</div>' if display == "block" else formula)
+    raise SkipNode
+
+
 def setup(app) -> None:
+    app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))
     app.connect("builder-inited", write_api)
     app.connect("builder-inited", copy_notebooks)
     app.connect("source-read", link_notebooks)

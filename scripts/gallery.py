@@ -4,9 +4,9 @@
     python scripts/gallery.py                    into docs/pictures
     python scripts/gallery.py --only pipeline    those whose name begins so
 
-Schedules are drawn from their texts, and what needs a run trains one on the embedded digits, on two or three ranks, for
-a few seconds. They are kept, so that pages can be read where they lie: draw those again whose code has changed, those
-of runs on a machine that does nothing else.
+Schedules are drawn from their code. Pictures of runs train on the embedded digits, on two or three ranks, for a few
+seconds. The repository keeps all pictures: draw one again when its code has changed; pictures of runs on a machine
+that does nothing else.
 """
 
 import argparse
@@ -326,10 +326,9 @@ def predicted(option: str, file: Path) -> None:
 
 
 def bytes_and_accuracy():
-    """Of what scripts/experiments/fewer_bytes.py measured, as the table of docs/systems/compression.md has it."""
+    """What scripts/experiments/fewer_bytes.py measured, as the table of docs/systems/compression.md has it."""
     sys.path.insert(0, str(ROOT / "scripts" / "experiments"))
     import fewer_bytes
-    from matplotlib.figure import Figure
 
     text = (ROOT / "docs" / "systems" / "compression.md").read_text()
     table = text[text.index("| `--compress` | bytes a step |") :].partition("\n\n")[0].splitlines()[2:]
@@ -337,12 +336,7 @@ def bytes_and_accuracy():
         {"method": method, "bytes": int(count.replace(",", "")), "accuracy": float(score.rstrip(" %")) / 100}
         for method, count, score in (line.strip("| ").split(" | ") for line in table)
     ]
-    figure = Figure(figsize=(7, 4.4), layout="constrained")
-    axes = figure.subplots()
-    fewer_bytes.draw_bytes(rows, axes)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("fewer bytes: the CNN on the digits, 2 ranks, 10 epochs", loc="left", fontsize=10, weight="bold")
-    return figure
+    return fewer_bytes.draw_bytes(rows, vars(fewer_bytes.options([])))
 
 
 # name of the file -> how it is drawn: a function that returns a Figure or bytes, or one that writes a file it is given.

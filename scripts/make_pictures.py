@@ -17,7 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from collectives import ALGORITHMS, draw
-from parallel import strategies
+from collectives.drawing.marks import GREY, INK
+from parallel import passes, strategies, sync
 from parallel.mesh import AXES, Mesh
 from parallel.passes.forward_backward import ForwardBackward
 from parallel.sync.base import GradientSync
@@ -25,58 +26,64 @@ from parallel.trainer import DistributedTrainer
 
 
 def kinds(part: type) -> list[str]:
-    """Names of a part's kinds in parallel/, by what they are made of."""
-    for module in pkgutil.walk_packages(strategies.__path__, f"{strategies.__name__}."):
-        importlib.import_module(module.name)  # and with it the parts that it chooses from
+    """Return the names of a part and of its subclasses in parallel/."""
+    for package in (passes, strategies, sync):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
     found = [part]
     for kind in found:
         found += kind.__subclasses__()
     return sorted({kind.__name__ for kind in found}, key=lambda name: (name != part.__name__, name))
 
 
-def asked(part: type, *names: str, gap: int = 3) -> str:
-    """Methods by name, which the class has: a picture that names others is not drawn."""
+def methods(part: type, *names: str) -> list[str]:
+    """Return the names of methods, which the class has: a picture that names others is not drawn."""
     for name in names:
         getattr(part, name)
-    return (" " * gap).join(names)
+    return list(names)
 
 
 def trainer_parts():
-    """The trainer, its three parts and their kinds; and what a step asks of each, in its order."""
-    figure = Figure(figsize=(9, 4.2))
+    """The trainer and its three parts: what each is for, which methods a step calls in their order, and its kinds."""
+    width, height = 7.2, 4.45  # inches, which are also the axes' units
+    figure = Figure(figsize=(width, height))
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, 9), ylim=(0, 4.2))
+    axes.set(xlim=(0, width), ylim=(0, height))
     axes.axis("off")
-    title = {"ha": "center", "va": "top", "fontsize": 11, "fontweight": "bold"}
-    text = {"ha": "center", "va": "top", "fontsize": 8.5, "linespacing": 1.35}
+    calls = methods(DistributedTrainer, "step", "evaluate", "state_items", "load_state_dict")
+    calls_of_pass = methods(ForwardBackward, "divide", "take", "compute")
+    calls_of_sync = methods(GradientSync, "begin_step", "begin_pass", "finish_step", "update")
+    calls_of_mesh = methods(Mesh, "sum", "allgather", "bcast")
+    parts = (
+        (0.95, "#dcecf9", "forward_backward", "what this rank computes", calls_of_pass, kinds(ForwardBackward)),
+        (1.6, "#e3f3df", "sync", "how the gradients of\nranks are summed", calls_of_sync, kinds(GradientSync)),
+        (0.85, "#fbeed5", "mesh", "which ranks are peers", calls_of_mesh, AXES),
+    )
 
-    def box(left, bottom, width, height, color):
-        axes.add_patch(Rectangle((left, bottom), width, height, facecolor=color, edgecolor="#444444"))
+    def box(left, top, height, color):
+        axes.add_patch(Rectangle((left, top - height), width - 0.05 - left, height, facecolor=color, edgecolor=GREY))
 
-    box(2.2, 3.2, 4.6, 0.9, "#eeeeee")
-    axes.text(4.5, 4.02, "DistributedTrainer", **title)
-    asks = asked(DistributedTrainer, "step", "evaluate", "state_items", "load_state_dict")
-    axes.text(4.5, 3.72, f"{asks}\nnn.fit cannot tell it from nn.Trainer", **text)
-    step = asked(GradientSync, "begin_step", "begin_pass", "finish_step", "update", gap=2)
-    for i, (name, color, does, found) in enumerate(
-        (
-            (
-                "forward_backward",
-                "#dcecf9",
-                f"what this rank computes\n{asked(ForwardBackward, 'divide', 'take', 'compute')}",
-                kinds(ForwardBackward),
-            ),
-            ("sync", "#e3f3df", f"how the gradients of ranks are summed\n{step}", kinds(GradientSync)),
-            ("mesh", "#fbeed5", f"who is whose peer, by axes\n{asked(Mesh, 'sum', 'allgather', 'bcast')}", AXES),
-        )
-    ):
-        left = 0.15 + 2.95 * i
-        box(left, 0.1, 2.8, 2.6, color)
-        axes.annotate("", (left + 1.4, 2.7), (3.3 + 1.2 * i, 3.2), arrowprops={"arrowstyle": "-|>", "color": "#444444"})
-        axes.text(left + 1.4, 2.62, name, **title)
-        axes.text(left + 1.4, 2.3, does, **text)
-        lines = [" \u00b7 ".join(found[k : k + 2]) for k in range(0, len(found), 2)]
-        axes.text(left + 1.4, 1.62, "\n".join(lines), **text, color="#1f4e79")
+    title = {"va": "top", "fontsize": 12, "fontweight": "bold", "color": INK}
+    text = {"va": "top", "fontsize": 10, "linespacing": 1.3, "color": INK}
+    top = height - 0.05
+    box(0.05, top, 0.65, "#eeeeee")
+    axes.text(0.2, top - 0.1, "DistributedTrainer", **title)
+    axes.text(2.85, top - 0.12, f"{', '.join(calls)}\nnn.fit trains it as it trains an nn.Trainer", **text)
+    top -= 0.75
+    for rows, color, name, purpose, calls, found in parts:
+        arrow = {"arrowstyle": "-|>", "color": GREY}
+        axes.annotate("", (0.55, top - rows / 2), (0.28, top - rows / 2), arrowprops=arrow)
+        box(0.55, top, rows, color)
+        axes.text(0.7, top - 0.1, name, **title)
+        across = 3 if len(calls) == 3 else 2
+        called = "\n".join(", ".join(calls[k : k + across]) for k in range(0, len(calls), across))
+        axes.text(0.7, top - 0.35, f"{purpose}\n{called}", **text)
+        column = -(-len(found) // 3)
+        for k in range(3):
+            shown = "\n".join(found[k * column :][:column])
+            axes.text(2.85 + 1.4 * k, top - 0.12, shown, **text | {"color": "#1f4e79"})
+        axes.plot((0.3, 0.3), (height - 0.7, top - rows / 2), color=GREY, lw=1, zorder=0)
+        top -= rows + 0.1
     return figure
 
 

@@ -182,7 +182,7 @@ def test_every_picture_of_the_gallery_is_kept_and_shown():
 
 
 @pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("sphinx", "furo", "myst_nb")),
+    any(importlib.util.find_spec(name) is None for name in ("sphinx", "furo", "myst_nb", "latex2mathml")),
     reason="no Sphinx here: pip install -e '.[docs]', as `make docs` does",
 )
 @pytest.mark.parametrize("api", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["pages", "and the API"])
@@ -200,6 +200,8 @@ def test_pages_are_built_without_a_warning(tmp_path, api):
     pipelines = (tmp_path / "html" / "systems" / "pipeline.html").read_text()
     assert re.search(r'href="../_downloads/\w+/schedules.py"', pipelines), "names of files are links"
     assert "../_images/pipeline_zb-v.svg" in pipelines and 'href="../notebooks/13_pipelines.html"' in pipelines
+    descent = (tmp_path / "html" / "notebooks" / "01_gradient_descent.html").read_text()
+    assert descent.count("<math ") > 20 and "\\frac" not in re.sub(r"<annotation.*?</annotation>", "", descent)
     fetched = r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"'
     files = (tmp_path / "html").rglob("*.html")
     assert [(file.name, link) for file in files for link in re.findall(fetched, file.read_text())] == []

@@ -109,6 +109,27 @@ def buffer_heads(ax, names, left, pitch):
         ax.annotate(name, (left + i * pitch, 1), (0, 3), **words, **across)
 
 
+def label_ends(ax, names, size=9):
+    """Write each line's name beside its last point, moved up or down until no two overlap: `names` {Line2D: text}.
+
+    Call it when limits and scales are set. The axes need room for the names to the right of the last points.
+    """
+    figure, height = ax.figure, 1.3 * size
+    figure.draw_without_rendering()  # places the axes, where a layout engine does
+    points = {line: tuple(array[-1] for array in line.get_data()) for line in names}
+    heights = {line: ax.transData.transform(point)[1] * 72 / figure.dpi for line, point in points.items()}
+    order = sorted(names, key=heights.get)
+    moved = [heights[line] for line in order]
+    for _ in range(200):
+        for i in range(1, len(moved)):
+            overlap = max(0.0, height - (moved[i] - moved[i - 1]))
+            moved[i - 1 : i + 1] = moved[i - 1] - overlap / 2, moved[i] + overlap / 2
+    for line, y in zip(order, moved, strict=True):
+        back = dict(fc="white", ec="none", alpha=0.8, pad=0.6)  # lines that pass below stay in the background
+        words = dict(fontsize=size, color=INK, va="center", bbox=back, annotation_clip=False)
+        ax.annotate(names[line], points[line], (6, y - heights[line]), textcoords="offset points", **words)
+
+
 def plural(number, what):
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from collectives.drawing.marks import label_ends
 from parallel.planning.job import Prediction
 from parallel.planning.tables import Scaled, nbytes, seconds
 
@@ -60,24 +61,32 @@ def draw_scaling(curves: dict[str, Sequence[Scaled]], batch: int, title: str):
     -------
     matplotlib Figure
     """
-    left, middle, right = new_axes(3, 3.6, 3.4)
+    left, middle, right = new_axes(3, 2.8, 2.9)
+    names = {}
     for i, (name, found) in enumerate(curves.items()):
         ranks = [s.prediction.ranks for s in found]
-        style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "ms": 4, "label": name}
-        left.plot(ranks, [s.prediction.seconds for s in found], **style)
+        style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "ms": 4}
+        (line,) = left.plot(ranks, [s.prediction.seconds for s in found], **style)
+        names[line] = name
         middle.plot(ranks, [100 * s.strong for s in found], **style)
         right.plot(ranks, [100 * s.weak for s in found], **style)
-    left.set(ylabel="seconds of a step", yscale="log", title=f"{batch:,} samples a step")
+    left.set(yscale="log", title=f"seconds a step,\n{batch:,} samples")
     most = max([1.0, *(each for found in curves.values() for s in found for each in (s.strong, s.weak))])
-    middle.set(ylabel="efficiency, %", ylim=(0, 105 * most), title=f"strong: {batch:,} samples on all ranks")
-    right.set(ylabel="efficiency, %", ylim=(0, 105 * most), title=f"weak: {batch:,} samples on each rank")
+    middle.set(ylim=(0, 105 * most), title=f"strong efficiency, %:\n{batch:,} samples on all ranks")
+    right.set(ylim=(0, 105 * most), title=f"weak efficiency, %:\n{batch:,} samples on each rank")
     for axes in (left, middle, right):
         axes.set_xscale("log", base=2)
-        axes.set_xlabel("ranks")
-        axes.title.set_fontsize(10)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set_xlabel("ranks", fontsize=9)
+        axes.set_title(axes.get_title(), fontsize=10)
+        axes.tick_params(labelsize=9)
         axes.grid(alpha=0.25)
-    left.legend(frameon=False, fontsize=8)
-    left.figure.suptitle(title, fontsize=11, fontweight="bold")
+    left.yaxis.set_major_formatter("{x:g}")
+    left.figure.suptitle(", ".join([title, *curves][: 1 + (len(curves) == 1)]), fontsize=11, fontweight="bold")
+    if len(curves) > 1:
+        most = max(line.get_xdata()[-1] for line in names)
+        left.set_xlim(right=8 * most)  # room for the names
+        label_ends(left, names)
     return left.figure
 
 

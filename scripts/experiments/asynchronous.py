@@ -24,35 +24,39 @@ import itertools
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from parallel.command.arguments import Parser, new_directory, number, whole  # noqa: E402 - found beside this file
+from collectives.drawing.marks import LINE  # noqa: E402 - found beside this file
+from collectives.drawing.timeline import PALETTE  # noqa: E402
+from parallel.command.arguments import Parser, new_directory, number, whole  # noqa: E402
 from parallel.command.options import Options  # noqa: E402
 from parallel.launch import launcher  # noqa: E402
 from parallel.settings import OptionError, name_of  # noqa: E402
 
 ONE = "one process"
-# name -> (options, as of scripts/train.py; color)
-WAYS = {
-    ONE: ({}, "black"),
-    "ddp": ({"node_memory": "off"}, "#d55e00"),
-    "ddp, stale:1": ({"consistency": "stale:1"}, "#cc79a7"),
-    "ps, ssp:3": ({"strategy": "ps", "consistency": "ssp:3"}, "#0072b2"),
-    "ps, async": ({"strategy": "ps", "consistency": "async"}, "#56b4e9"),
-    "ps, compensated": ({"strategy": "ps", "consistency": "async", "delay_compensation": True}, "#4d4d4d"),
-    "Downpour": ({"strategy": "downpour:push=4,fetch=4"}, "#009e73"),
-    "Downpour, Adagrad": ({"strategy": "downpour:push=4,fetch=4,warm=10", "optimizer": "adagrad"}, "#7a5195"),
-    "local SGD": ({"strategy": "local-sgd:16"}, "#e69f00"),
-    "EASGD": ({"strategy": "easgd:8"}, "#999999"),
-    "Sandblaster": ({"strategy": "sandblaster:chunk=16", "optimizer": "lbfgs", "server_place": "workers"}, "#8c510a"),
+# name -> options, as of scripts/train.py: ways in which ranks wait for the slowest, and ways in which none does
+WAITING = {
+    "ddp": {"node_memory": "off"},
+    "ddp, stale:1": {"consistency": "stale:1"},
+    "ps, ssp:3": {"strategy": "ps", "consistency": "ssp:3"},
+    "local SGD": {"strategy": "local-sgd:16"},
+    "EASGD": {"strategy": "easgd:8"},
 }
+INDEPENDENT = {
+    "ps, async": {"strategy": "ps", "consistency": "async"},
+    "ps, compensated": {"strategy": "ps", "consistency": "async", "delay_compensation": True},
+    "Downpour": {"strategy": "downpour:push=4,fetch=4"},
+    "Downpour, Adagrad": {"strategy": "downpour:push=4,fetch=4,warm=10", "optimizer": "adagrad"},
+    "Sandblaster": {"strategy": "sandblaster:chunk=16", "optimizer": "lbfgs", "server_place": "workers"},
+}
+WAYS = {ONE: {}, **WAITING, **INDEPENDENT}
 RATE = {"sgd": 0.2, "adagrad": 0.03, "lbfgs": Options.lr}  # the last one searches for it
 LOOKS = 40  # at the parameters, in a run
-MARKERS = "os^Dv*PhX<d"
 ERRORS, LEAST_ERROR = (50, 20, 10, 5, 3), 2.5  # percent, of the axis
 
 
@@ -118,8 +122,8 @@ def main(argv: list[str] | None = None) -> int:
         return status
     out = Path(chosen.out)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "asynchronous.json").write_text(json.dumps({"options": vars(chosen), "rows": rows}, indent=1) + "\n")
-    draw(rows, chosen).savefig(out / "asynchronous.png", dpi=120)
+    (out / "asynchronous.json").write_text(text(rows, vars(chosen)))
+    draw(rows, vars(chosen)).savefig(out / "asynchronous.png", dpi=120)
     print(f"\n{table(rows)}\n{out}/asynchronous.json and {out}/asynchronous.png")
     return 0
 
@@ -136,7 +140,7 @@ def measure(chosen: argparse.Namespace) -> None:
     world = MPI.COMM_WORLD
     parts = factory.make(base(chosen))
     for way, slow in itertools.product(chosen.ways, (False, True)):
-        given, _ = WAYS[way]
+        given = WAYS[way]
         served = name_of(given.get("strategy", "ddp")) in ("ps", "downpour", "sandblaster")
         size = 1 if way == ONE else chosen.workers + served
         ranks = world.Split(world.rank < size)
@@ -260,68 +264,88 @@ def table(rows: list[dict], level: float = 0.9) -> str:
     return "\n".join(lines)
 
 
-def draw(rows: list[dict], chosen: argparse.Namespace):
-    """Accuracy over time, undisturbed and with a slow worker; below, seconds until it is 90%, of both."""
+def text(rows: list[dict], chosen: Mapping) -> str:
+    """The content of asynchronous.json: options, and a line for each run, with four digits of each number."""
+    short = lambda value: [round(each, 4) for each in value] if isinstance(value, list) else value
+    lines = [json.dumps({key: short(value) for key, value in row.items()}) for row in rows]
+    return f'{{"options": {json.dumps(dict(chosen))},\n"rows": [\n' + ",\n".join(lines) + "\n]}\n"
+
+
+def draw(rows: list[dict], chosen: Mapping):
+    """Accuracy over time, a panel for each way, undisturbed and with a slow worker; below, seconds until it is 90%."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 8.6), layout="constrained")
-    panels = figure.subplot_mosaic([["even", "slow"], ["until", "until"]], height_ratios=[3, 3])
-    titles = {
-        "even": f"{chosen.workers} workers",
-        "slow": f"one of {chosen.workers} takes {chosen.slow:g} times as long",
+    groups = {
+        "ranks wait for the slowest": [way for way in WAITING if way in chosen["ways"]],
+        "no rank waits": [way for way in INDEPENDENT if way in chosen["ways"]],
     }
-    for name, title in titles.items():
-        axes = panels[name]
-        for row in rows:
-            if row["slow"] == (name == "slow") or row["way"] == ONE:
-                errors = [max(LEAST_ERROR, 100 - 100 * a) for a in smooth(row["accuracy"])]
-                axes.plot(row["seconds"], errors, label=row["way"], lw=1.4, ms=4, markevery=4, **look(row["way"]))
-        axes.set(
-            xlabel="seconds",
-            ylabel="test accuracy (%)",
-            title=title,
-            yscale="log",
-            ylim=(60, LEAST_ERROR),
-            xlim=(0, 1.03 * chosen.seconds),
-        )
-        axes.set_yticks(ERRORS, [f"{100 - error:g}" for error in ERRORS])
-        axes.minorticks_off()
-        axes.grid(axis="y", alpha=0.25)
-    handles = panels["even"].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside right upper", frameon=False, fontsize=9)
-    draw_until(rows, panels["until"])
-    for axes in panels.values():
-        axes.spines[["top", "right"]].set_visible(False)
+    groups = {title: ways for title, ways in groups.items() if ways} or {"": [ONE]}
+    columns = max(map(len, groups.values()))
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    heights = [1.9] * len(groups) + [0.8 + 0.22 * len(ways)]
+    figure = Figure(figsize=(8, 0.3 + sum(heights)), layout="constrained")
+    parts = figure.subfigures(len(heights), 1, height_ratios=heights)
+    for part, (title, names) in zip(parts, groups.items(), strict=False):
+        part.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+        panels = part.subplots(1, columns, sharex=True, sharey=True, squeeze=False)[0]
+        for axes, way in itertools.zip_longest(panels, names):
+            draw_way(rows, way, chosen, axes)
+        panels[0].set_ylabel("test accuracy (%)", fontsize=9)
+    axes = parts[-1].subplots()
+    draw_until(rows, ways, axes)
+    names = {False: f"{chosen['workers']} workers", True: f"one takes {chosen['slow']:g} times as long"}
+    handles = [axes.plot([], [], ms=5, label=name, **look(slow))[0] for slow, name in names.items()]
+    handles += axes.plot([], [], color=LINE, lw=2, label=ONE)
+    figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, fontsize=9)
     return figure
 
 
-def draw_until(rows: list[dict], axes, level: float = 0.9) -> None:
+def draw_way(rows: list[dict], way: str | None, chosen: Mapping, axes) -> None:
+    """Accuracy over time of one way, and of one process; the scale is the error's. Empty axes for no way."""
+    if way is None:
+        axes.axis("off")
+        return
+    for row in rows:
+        if row["way"] in (way, ONE):
+            errors = [max(LEAST_ERROR, 100 - 100 * a) for a in smooth(row["accuracy"])]
+            style = {"color": LINE, "lw": 2} if row["way"] == ONE else look(row["slow"]) | {"marker": ""}
+            axes.plot(row["seconds"], errors, zorder=1 if row["way"] == ONE else 2, **style)
+    axes.set(yscale="log", ylim=(60, LEAST_ERROR), xlim=(0, 1.03 * chosen["seconds"]))
+    axes.set_yticks(ERRORS, [f"{100 - error:g}" for error in ERRORS])
+    axes.minorticks_off()
+    axes.set_title(way, fontsize=9)
+    axes.set_xlabel("seconds", fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.grid(axis="y", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_until(rows: list[dict], ways: list[str], axes, level: float = 0.9) -> None:
     """Seconds to an accuracy: filled where no worker is slow, hollow where one is; none where it is not reached."""
-    ways = list(dict.fromkeys(row["way"] for row in rows))
-    for way in ways:
+    for at, way in enumerate(ways):
         found = [(until(row, level), row["slow"]) for row in rows if row["way"] == way]
         reached = [seconds for seconds, _ in found if seconds < float("inf")]
-        at = ways.index(way)
-        axes.plot(reached, [at] * len(reached), color=look(way)["color"], lw=1.2)
+        axes.plot(reached, [at] * len(reached), color=LINE, lw=2)
         for seconds, slow in found:
             if seconds < float("inf"):
-                axes.plot(seconds, at, **look(way), ms=8, mfc="white" if slow else None, zorder=3)
+                axes.plot(seconds, at, **look(slow), ms=7, zorder=3)
                 left = seconds < max(reached) or (not slow and min(reached) == max(reached))
                 words = {"textcoords": "offset points", "va": "center", "fontsize": 8}
                 words |= {"xytext": (-8, 0), "ha": "right"} if left else {"xytext": (8, 0), "ha": "left"}
                 axes.annotate(f"{seconds:.1f}", (seconds, at), **words)
         if not reached:
             axes.annotate(" not reached", (0, at), va="center", fontsize=8)
-    axes.set_yticks(range(len(ways)), ways)
-    axes.set_ylim(len(ways) - 0.4, -0.8)
-    title = f"seconds until {level:.0%} of the test data are right; hollow: with the slow worker"
-    axes.set(xlabel="seconds", xlim=(0, None), title=title)
+    axes.set_yticks(range(len(ways)), ways, fontsize=9)
+    axes.set_ylim(len(ways) - 0.4, -0.6)
+    axes.set(xlabel="seconds", xlim=(0, None))
+    axes.set_title(f"seconds until {level:.0%} of the test data are right", loc="left", fontsize=10, fontweight="bold")
     axes.grid(axis="x", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
-def look(way: str) -> dict:
-    """Colour and marker."""
-    return {"color": WAYS[way][1], "marker": MARKERS[list(WAYS).index(way)]}
+def look(slow: bool) -> dict:
+    """Colour and marker of a run: blue and filled, or, with a slow worker, orange and hollow."""
+    return {"marker": "o"} | ({"color": PALETTE[5], "ls": "--", "mfc": "white"} if slow else {"color": PALETTE[0]})
 
 
 def smooth(values: list[float]) -> list[float]:

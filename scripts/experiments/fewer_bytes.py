@@ -7,22 +7,26 @@
 All methods train with the same rate, batches and momentum 0.9 (that of dgc is its own). Bytes are counted, per rank
 and step, over the whole run: dgc sends more in its first four epochs, a quarter of the gradients in the first one.
 Accuracy is the median of the seeds; milliseconds are the least, of a step and of what compressing and sending takes of
-it, on one machine, where sending is cheap. Writes compression.json and compression.png. The last line is a control:
-top-k whose error memory is emptied after every step.
+it, on one machine, where sending is cheap. Writes compression.json, compression.png and bytes.png. The last line is a
+control: top-k whose error memory is emptied after every step.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from parallel.command.arguments import Parser, new_directory, number, whole  # noqa: E402 - found beside this file
+from collectives.drawing.marks import INK, LINE, label_ends  # noqa: E402 - found beside this file
+from collectives.drawing.timeline import PALETTE  # noqa: E402
+from parallel.command.arguments import Parser, new_directory, number, whole  # noqa: E402
 from parallel.launch import launcher  # noqa: E402
 
 METHODS = (
@@ -31,18 +35,18 @@ METHODS = (
 )  # fmt: skip
 CONTROL = "topk:0.001"
 FORGETS = " without memory"
-# color -> methods: gradients as they are, rounded at random, signs, the largest, low rank; the control. They differ for
-# every kind of colour blindness (Okabe, Ito 2008).
-CONTROLS = "#d55e00"
+# family -> first words of its methods; a panel and a colour for each
 FAMILIES = {
-    "black": ("none", "fp16"), "#0072b2": ("qsgd", "terngrad"), "#009e73": ("onebit", "signsgd"),
-    "#e69f00": ("topk", "threshold", "dgc"), "#cc79a7": ("powersgd",), CONTROLS: (),
-}  # fmt: skip
-MARKERS = "os^Dvp"
-LEAST_ERROR, ERRORS = (
-    0.1,
-    (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50),
-)  # percent: axis of the picture, whose scale is the error's
+    "all elements": ("none", "fp16"),
+    "rounded at random": ("qsgd", "terngrad"),
+    "signs": ("onebit", "signsgd"),
+    "the largest": ("topk",),
+    "above a threshold": ("threshold", "dgc"),
+    "low rank": ("powersgd",),
+}
+COLORS = dict(zip(FAMILIES, (INK, *PALETTE[:4], PALETTE[5]), strict=True))
+MARKERS = "os^D"
+LEAST_ERROR, ERRORS = 0.1, (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)  # percent: an axis of a picture
 
 
 def options(argv: list[str] | None) -> argparse.Namespace:
@@ -106,9 +110,11 @@ def main(argv: list[str] | None = None) -> int:
         return status
     out = Path(chosen.out)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "compression.json").write_text(json.dumps({"options": vars(chosen), "rows": rows}, indent=1) + "\n")
-    draw(rows, chosen).savefig(out / "compression.png", dpi=120)
-    print(f"{out}/compression.json and {out}/compression.png")
+    lines = ",\n".join(map(json.dumps, rows))
+    (out / "compression.json").write_text(f'{{"options": {json.dumps(vars(chosen))},\n"rows": [\n{lines}\n]}}\n')
+    draw(rows, vars(chosen)).savefig(out / "compression.png", dpi=120)
+    draw_bytes(rows, vars(chosen)).savefig(out / "bytes.png", dpi=120)
+    print(f"{out}/compression.json, {out}/compression.png and {out}/bytes.png")
     return 0
 
 
@@ -197,73 +203,88 @@ def forget(trainer) -> None:
     trainer.sync.compressor.reduce = forgetful
 
 
-def draw(rows: list[dict], chosen: argparse.Namespace):
-    """Accuracy against bytes of a step, and the loss of each epoch against the bytes sent until then."""
+def title(chosen: Mapping) -> str:
+    """Return what was trained, on what."""
+    return f"{chosen['model']} on {chosen['data']}, {chosen['ranks']} ranks, {chosen['epochs']} epochs"
+
+
+def family(method: str) -> str:
+    """Return which of FAMILIES a method belongs to."""
+    return next(name for name, members in FAMILIES.items() if method.partition(":")[0] in members)
+
+
+def draw(rows: list[dict], chosen: Mapping):
+    """Draw each epoch's loss against the bytes sent until then: a panel for each family, the others' lines grey."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 5.6), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
-    draw_bytes(rows, left)
-    for row, look in zip(rows, looks(rows), strict=True):
-        right.plot(row["sent"], row["losses"], markersize=3, label=row["method"], **look)
-    right.set(xscale="log", yscale="log", xlabel="MB that a rank has sent", ylabel="training loss, epoch by epoch")
-    figure.legend(*right.get_legend_handles_labels(), loc="outside right", frameon=False, fontsize=8)
-    title = f"{chosen.model} on {chosen.data}, {chosen.ranks} ranks, {chosen.epochs} epochs"
-    title += f"; bars: the worst and the best of {chosen.seeds} seeds" if chosen.seeds > 1 else ""
-    figure.suptitle(title, fontsize=10)
-    for axes in (left, right):
+    names = [name for name in FAMILIES if any(family(row["method"]) == name for row in rows)]
+    across = min(3, len(names))
+    down = -(-len(names) // across)
+    figure = Figure(figsize=(8, 0.4 + 2.5 * down), layout="constrained")
+    panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+    labels = []
+    for axes, name in itertools.zip_longest(panels.flat, names):
+        if name is None:
+            axes.axis("off")
+            continue
+        own = {}
+        for row in rows:
+            mine = family(row["method"]) == name
+            style = {"color": COLORS[name], "marker": MARKERS[len(own) % len(MARKERS)]} if mine else {"color": LINE}
+            (line,) = axes.plot(row["sent"], row["losses"], lw=1.4, ms=3, zorder=1 + mine, **style)
+            if mine:
+                own[line] = row["method"]
+        labels.append((axes, own))
+        axes.set_title(name, fontsize=10, loc="left", fontweight="bold")
         axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+    panels[0, 0].set(xscale="log", yscale="log")
+    panels[0, 0].set_xlim(right=30 * max(row["sent"][-1] for row in rows))  # room for the names
+    panels[0, 0].set_ylim(bottom=0.4 * min(min(row["losses"]) for row in rows))
+    figure.supxlabel("MB that a rank has sent", fontsize=9)
+    figure.supylabel("training loss, epoch by epoch", fontsize=9)
+    figure.suptitle(title(chosen), fontsize=10)
+    for axes, own in labels:
+        label_ends(axes, own, 8)
     return figure
 
 
-def looks(rows: list[dict]) -> list[dict]:
-    """Colour and marker of each method."""
-    drawn, found = dict.fromkeys(FAMILIES, 0), []
-    for row in rows:
-        family = row["method"].partition(":")[0] if not row["method"].endswith(FORGETS) else FORGETS
-        color = next((color for color, members in FAMILIES.items() if family in members), CONTROLS)
-        found.append({"color": color, "marker": MARKERS[drawn[color] % len(MARKERS)]})
-        drawn[color] += 1
-    return found
+def spread(row: dict) -> list[float]:
+    """Return the worst and the best accuracy of a method's seeds; where only their median is known, that."""
+    return row.get("spread", 2 * [row["accuracy"]])
 
 
-def draw_bytes(rows: list[dict], axes) -> None:
-    """Accuracy against bytes of a step, each method named at its point; with a bar where the spread is known."""
-    for row, look in zip(rows, looks(rows), strict=True):
-        middle, worst, best = (
-            max(LEAST_ERROR, 100 - 100 * a) for a in (row["accuracy"], *row.get("spread", 2 * [row["accuracy"]]))
-        )
-        axes.errorbar(row["bytes"], middle, [[middle - best], [worst - middle]], capsize=2, **look)
-    axes.set(xscale="log", yscale="log", xlabel="bytes a rank and step, counted", ylabel="test accuracy (%)")
-    axes.set_yticks(ERRORS, [f"{100 - error:g}" for error in ERRORS])
-    axes.minorticks_off()
-    axes.margins(x=0.25)
-    accuracies = [a for row in rows for a in row.get("spread", [row["accuracy"]])]
-    reached = [max(LEAST_ERROR, 100 - 100 * accuracy) for accuracy in accuracies]
-    axes.set_ylim(1.6 * max(reached), 0.35 * min(reached))
-    name_points(rows, axes)
+def draw_bytes(rows: list[dict], chosen: Mapping):
+    """Draw a line for each method, the most bytes on top: left its bytes of a step, right its accuracy over seeds."""
+    from matplotlib.figure import Figure
 
-
-def name_points(rows: list[dict], axes) -> None:
-    """Each method's name above or below its point, as near as no other name or point is in its way."""
-    scale = axes.figure.dpi / 72  # pixels of a point, the unit of letters
-    place = lambda nbytes, accuracy: axes.transData.transform((nbytes, max(LEAST_ERROR, 100 - 100 * accuracy))) / scale
-    points = [(row["bytes"], max(LEAST_ERROR, 100 - 100 * row["accuracy"])) for row in rows]
-    at = [place(row["bytes"], row["accuracy"]) for row in rows]
-    taken = [(x - 5, x + 5, y - 5, y + 5) for x, y in at]
-    bars = ([place(row["bytes"], accuracy) for accuracy in row.get("spread", ())] for row in rows)
-    taken += [(low[0] - 2, low[0] + 2, low[1], high[1]) for low, high in filter(None, bars)]
-    for row, point, (x, y) in sorted(zip(rows, points, at, strict=True), key=lambda each: each[1]):
-        half = 2.4 * len(row["method"]) + 2
-        for up in sorted(range(-160, 161, 4), key=abs):
-            box = (x - half, x + half, y + up - 6, y + up + 6)
-            clear = all(box[1] < a or box[0] > b or box[3] < low or box[2] > high for a, b, low, high in taken)
-            if abs(up) >= 12 and clear:
-                break
-        taken.append(box)
-        words = {"fontsize": 8, "ha": "center", "va": "center"}
-        words["arrowprops"] = {"arrowstyle": "-", "color": "#8a8f99", "lw": 0.5}
-        axes.annotate(row["method"], point, (0, up), textcoords="offset points", **words)
+    rows = sorted(rows, key=lambda row: -row["bytes"])
+    figure = Figure(figsize=(8, 1.0 + 0.24 * len(rows)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for at, row in enumerate(rows):
+        error, worst, best = (max(LEAST_ERROR, 100 - 100 * a) for a in (row["accuracy"], *spread(row)))
+        style = {"color": COLORS[family(row["method"])], "marker": "o", "ms": 5}
+        left.plot(row["bytes"], at, **style)
+        words = {"textcoords": "offset points", "va": "center", "fontsize": 8}
+        left.annotate(f"{row['bytes']:,.0f}", (row["bytes"], at), (7, 0), **words)
+        right.errorbar(error, at, xerr=[[error - best], [worst - error]], capsize=2, **style)
+    left.set(xscale="log", xlim=(min(row["bytes"] for row in rows) / 2, 6 * rows[0]["bytes"]))
+    left.set_yticks(range(len(rows)), [row["method"] for row in rows], fontsize=9)
+    left.set_ylim(len(rows) - 0.4, -0.6)
+    errors = [max(LEAST_ERROR, 100 - 100 * accuracy) for row in rows for accuracy in spread(row)]
+    right.set_xscale("log")
+    right.set_xticks(ERRORS, [f"{100 - error:g}" for error in ERRORS])
+    right.set_xlim(1.3 * max(errors), 0.8 * min(errors))
+    right.minorticks_off()
+    left.set_title("bytes a rank and step, counted", fontsize=10, loc="left", fontweight="bold")
+    seeds = ", range over seeds" if "spread" in rows[0] else ""
+    right.set_title(f"test accuracy (%){seeds}", fontsize=10, loc="left", fontweight="bold")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(axis="x", labelsize=8)
+        axes.grid(alpha=0.25)
+    figure.suptitle(title(chosen), fontsize=10)
+    return figure
 
 
 if __name__ == "__main__":

@@ -46,18 +46,23 @@ def test_the_table_says_what_is_kept(asynchronous):
     assert lines[3] == "| ps, async | 1,000 | 660 | 66% | 95.0% | 90.0% | 1.0 | 3.0 | 2.2 |"
 
 
-def test_every_way_is_drawn_with_a_marker_of_its_own(asynchronous):
-    """And what does not reach the level has no point among the seconds until it is reached."""
+def test_every_way_has_a_panel_among_those_that_wait_or_not(asynchronous):
+    """And a way that does not reach the level has no point among the seconds until it is reached."""
     rows = [
-        {"way": way, "slow": slow, "seconds": [0.0, 1.0, 2.0], "accuracy": [0.1, *2 * [0.95 - 0.5 * (way == "EASGD")]]}
+        {"way": way, "slow": slow, "seconds": [0.0, 1.0, 2.0], "accuracy": [0.1, *2 * [0.45 + 0.5 * (way != "EASGD")]]}
         for way in asynchronous.WAYS for slow in (False, True) if not (slow and way == asynchronous.ONE)
     ]  # fmt: skip
-    figure = asynchronous.draw(rows, asynchronous.options([]))
-    even, _, until = figure.axes
-    assert len({line.get_marker() for line in even.lines}) == len(even.lines) == len(asynchronous.WAYS) == 11
-    assert "Sandblaster" in [text.get_text() for text in figure.legends[0].texts]
-    assert len(until.texts) == 1 + 2 * 9 + 1 and {text.get_text() for text in until.texts} == {"1.0", " not reached"}
+    figure = asynchronous.draw(rows, vars(asynchronous.options([])))
+    waiting, independent, until = figure.subfigs
+    for part, ways in ((waiting, asynchronous.WAITING), (independent, asynchronous.INDEPENDENT)):
+        assert [axes.get_title() for axes in part.axes] == list(ways)
+        for axes in part.axes:
+            assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 3
+    texts = until.axes[0].texts
+    assert len(texts) == 1 + 2 * 9 + 1 and {text.get_text() for text in texts} == {"1.0", " not reached"}
     assert asynchronous.smooth([1.0, 9.0, 2.0, 3.0, 4.0]) == [2.0, 2.5, 3.0, 3.5, 3.0]
+    kept = json.loads(asynchronous.text(rows, {"workers": 2}))
+    assert kept == {"options": {"workers": 2}, "rows": rows}
 
 
 def test_wrong_arguments_are_one_message(asynchronous, capsys):

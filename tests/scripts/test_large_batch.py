@@ -105,22 +105,31 @@ def test_wrong_arguments_are_one_message(large_batch, tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_no_name_of_a_method_lies_on_another_or_on_a_point(monkeypatch):
+def test_every_method_is_drawn_once_in_colour_and_named(monkeypatch):
+    """Names of lines that end in the same place do not overlap."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
     import fewer_bytes
-    from matplotlib.figure import Figure
-    from matplotlib.text import Text
 
     rows = [
-        {"method": method, "bytes": 1000 * (1 + i // 2), "accuracy": 0.98, "spread": [0.975, 0.985]}
-        for i, method in enumerate(fewer_bytes.METHODS)
+        {
+            "method": method,
+            "bytes": 1000,
+            "accuracy": 0.98,
+            "spread": [0.975, 0.985],
+            "sent": [1, 2],
+            "losses": [1, 0.1],
+        }
+        for method in [*fewer_bytes.METHODS, fewer_bytes.CONTROL + fewer_bytes.FORGETS]
     ]
-    figure = Figure(figsize=(9, 6))
-    axes = figure.subplots()
-    fewer_bytes.draw_bytes(rows, axes)
+    chosen = vars(fewer_bytes.options([]))
+    figure = fewer_bytes.draw(rows, chosen)
     figure.draw_without_rendering()
-    boxes = [Text.get_window_extent(text) for text in axes.texts]  # of the words, without the line to the point
-    assert [text.get_text() for text in axes.texts] and len(boxes) == len(rows)
-    for i, box in enumerate(boxes):
-        assert not any(box.overlaps(other) for other in boxes[:i]), axes.texts[i].get_text()
-        assert not any(box.contains(*axes.transData.transform((row["bytes"], 2.0))) for row in rows)
+    assert sorted(text.get_text() for axes in figure.axes for text in axes.texts) == sorted(r["method"] for r in rows)
+    for axes in figure.axes:
+        assert sum(line.get_marker() != "None" for line in axes.lines) == len(axes.texts) < len(axes.lines)
+        boxes = [text.get_window_extent() for text in axes.texts]
+        for i, box in enumerate(boxes):
+            assert not any(box.overlaps(other) for other in boxes[:i]), axes.texts[i].get_text()
+            assert box.x1 <= figure.bbox.x1
+    left, _ = fewer_bytes.draw_bytes(rows, chosen).axes
+    assert [text.get_text() for text in left.get_yticklabels()] == [row["method"] for row in rows]
