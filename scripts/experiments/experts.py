@@ -13,8 +13,8 @@ is the bound: it computes all of them for every position.
 
 Every run sees each window of the training text once an epoch, in the order of its seed, and is measured once, in the
 end, on the whole of the test text. Nothing is chosen by that loss. Runs that experts.json has with the same settings
-are not made again. The page docs/systems/experts.md also has what an alltoallv of positions took in the lab, from
-docs/measured/crossover.json (`bench.py crossover --json`).
+are not made again. The page docs/systems/experts.md has those of docs/measured/experts.json, and what an alltoallv of
+positions took, from sequences.json and crossover.json there (`bench.py SUITE --json`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from statistics import mean, stdev
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from page_tables import markdown, measured, print_tables  # noqa: E402
+from page_tables import MEASURED, markdown, measured, print_tables  # noqa: E402
 
 import nn  # noqa: E402
 from nn.training.checkpoints import write_atomically  # noqa: E402
@@ -73,35 +73,28 @@ def table(record: dict) -> str:
         less = ", ".join(f"{other['loss'] - each['loss']:+.4f}" for other, each in zip(dense, runs, strict=False))
         busiest = f"{max(each['busiest'] for each in runs):.1f} times its share" if runs[0]["busiest"] else ""
         numbers = f"{runs[0]['parameters']:,}", f"{runs[0]['macs']:,.0f}", f"{mean(losses):.4f}{spread}"
-        seconds = f"{mean(each['seconds'] for each in runs):.0f} s"
-        rows.append([name, *numbers, "" if runs is dense else less, busiest, seconds])
-    heads = [
-        "network",
-        "parameters",
-        "MACs a position",
-        "test loss",
-        "less than dense, by seed",
-        "busiest expert",
-        "time",
-    ]
+        rows.append([name, *numbers, "" if runs is dense else less, busiest])
+    heads = ["network", "parameters", "MACs a position", "test loss", "less than dense, by seed", "busiest expert"]
     batch, epochs = record["settings"]["batch"], record["settings"]["epochs"]
     steps = epochs * -(-record["settings"]["windows"] // batch)
     return f"{steps} steps of {batch} windows of {LENGTH} characters:\n\n{markdown(heads, rows)}"
 
 
 def alltoallv_table() -> str:
-    """One of the four alltoallv of a layer, in the lab, beside its estimate."""
+    """One of the four alltoallv of a layer beside its estimate: two ranks of one node, then hosts of the lab."""
     cells: dict[str, list[str]] = {}
     counts = {}
-    for case, row in measured("crossover").items():
-        if match := re.fullmatch(r"(.*bit/s), experts' alltoallv, ([\d,]+) positions a rank", case):
-            cells.setdefault(match[1], []).append(f"{row['ours']:.3g} ms ({row['peer']:.3g})")
-            counts[match[1]] = row["note"].rpartition("counts before it ")[2]
+    for suite in ("sequences", "crossover"):
+        for case, row in measured(suite).items():
+            if match := re.fullmatch(r"(?:(.*bit/s), )?experts' alltoallv, .*positions a rank", case):
+                place, scale = match[1] or "one node, 2 ranks", 1e-3 if row["unit"] == "us" else 1.0
+                cells.setdefault(place, []).append(f"{scale * row['ours']:.3g} ms ({scale * row['peer']:.3g})")
+                counts[place] = row["note"].partition("counts before it ")[2]
     heads = ["hosts, network", "256 positions a rank", "4,096 positions a rank", "the counts before it"]
     return markdown(heads, [[place, *cells[place], counts[place]] for place in cells])
 
 
-TABLES = {"alltoallv": alltoallv_table}
+TABLES = {"alltoallv": alltoallv_table, "runs": lambda: table(json.loads((MEASURED / "experts.json").read_text()))}
 
 
 def main() -> None:
