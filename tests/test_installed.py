@@ -89,6 +89,9 @@ def test_a_wheel_has_all_that_it_takes_to_train(tmp_path):
     environment = json.loads((here / "run" / "environment.json").read_text())
     assert environment["command"] == f"ringprop train {' '.join(options)}"
     call(*command, "report", "run", cwd=here, **python)
+    (here / "data_parallel.py").write_text("")
+    said = call(*command, "grade", "data_parallel", ".", cwd=here, status=2, **python)
+    assert "graders are in the source tree, not in an installed package" in said
     where = "import nn, parallel, collectives; print(nn.__file__, parallel.__file__, collectives.__file__)"
     said = call(sys.executable, "-c", where, cwd=here, **python)
     assert said.count(str(place)) == 3, "control: it is not the checkout that was used"

@@ -151,8 +151,9 @@ def versions(ranks: Sequence[dict]) -> Iterator[Finding]:
         else:
             yield Finding("versions", WARNING, text, "give all hosts one environment, on a file system that they share")
     if not differing:
-        names = f"ringprop {first['ringprop']}" + f" ({first['commit'][:12]})" * bool(first["commit"])
-        text = f"{names}, Python {first['python']}, NumPy {first['numpy']}, mpi4py {first['mpi4py']}, {first['mpi']}"
+        commit = f" ({first['commit'][:12]})" if first["commit"] else ""  # an installed wheel has none
+        names = f"ringprop {first['ringprop']}{commit}, Python {first['python']}"
+        text = f"{names}, NumPy {first['numpy']}, mpi4py {first['mpi4py']}, {first['mpi']}"
         yield Finding("versions", OK, text)
 
 

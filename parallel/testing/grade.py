@@ -71,14 +71,16 @@ def grade(project: str, directory: Path) -> list[Criterion]:
     Raises
     ------
     ValueError
-        no such directory, or no file of the project in it
+        no such directory, or no file of the project in it; no graders, as in an installed package; no pytest
     """
-    import pytest
-
     if not (directory / f"{project}.py").is_file():
         raise ValueError(f"{directory}: expected the folder that holds {project}.py")
     if not GRADERS.is_dir():
         raise ValueError(f"{GRADERS} is missing: graders are in the source tree, not in an installed package")
+    try:
+        import pytest
+    except ImportError:
+        raise ValueError('grading needs pytest: pip install "pytest>=8"') from None
     collector = Collector()
     os.environ["RINGPROP_PROJECT"] = str(directory.resolve())
     options = [

@@ -37,6 +37,12 @@ def test_healthy_ranks_have_nothing_to_set():
     found = judged([facts(), facts(), facts(host="b"), facts(host="b")])
     assert {finding.status for finding in found} == {OK} and not any(finding.advice for finding in found)
     assert found[0].text == "4 ranks on 2 hosts: a: ranks 0-1; b: ranks 2-3"
+    assert found[1].text.startswith("ringprop 1 (cccccccccccc), Python 3.12.1, NumPy 2.1")
+
+
+def test_an_installed_wheel_has_no_commit():
+    (found,) = acceptance.versions([facts(commit=None), facts(commit=None)])
+    assert found.status == OK and found.text.startswith("ringprop 1, Python 3.12.1, ")
 
 
 @pytest.mark.parametrize(
