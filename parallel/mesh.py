@@ -12,7 +12,10 @@ import numpy as np
 
 from nn.core.context import Group
 from nn.core.memory_pool import MemoryPool
+from parallel.axis import AXES, DIVIDE_ARRAYS, DIVIDE_NETWORK, SHARE_BATCH, conflict
 from parallel.guesses import answer_keywords
+
+OTHERS = tuple(axis for axis in AXES if axis != "data")
 
 
 class ReplicaError(RuntimeError):
@@ -56,33 +59,23 @@ class Ranks(Group):
         return out
 
 
-AXES = ("data", "expert", "pipeline", "context", "tensor", "space", "branch")
-
-
-def sizes(
-    ranks: int,
-    data: int | None = None,
-    pipeline: int = 1,
-    tensor: int = 1,
-    space: int = 1,
-    branch: int = 1,
-    context: int = 1,
-    expert: int = 1,
-    servers: int = 0,
-) -> dict[str, int]:
-    """How many ranks each axis has, of so many in all, beside servers; those that "data" is not told are its own.
+def sizes(ranks: int, data: int | None = None, *, servers: int = 0, **others: int) -> dict[str, int]:
+    """Return the ranks of every axis, of `ranks` in all beside servers; "data" defaults to what the others leave.
 
     Raises
     ------
     ValueError
         They do not multiply to the ranks: which numbers would do.
+    TypeError
+        There is no such axis.
     """
-    given = {"data": data, "expert": expert, "pipeline": pipeline, "tensor": tensor}
-    given |= {"space": space, "branch": branch, "context": context}
+    if unknown := others.keys() - AXES.keys():
+        raise TypeError(f"Mesh takes no {min(unknown)!r}; it takes communicator, workers, {', '.join(AXES)}")
+    given = dict.fromkeys(AXES, 1) | {"data": data} | others
     for axis, size in given.items():
         if size is not None and size < 1:
             raise ValueError(f"mesh: {axis} must have at least 1 rank, given {size}")
-    model = expert * pipeline * tensor * space * branch * context
+    model = math.prod(others.values())
     found = given | {"data": ranks // model if data is None else data}
     if found["data"] * model != ranks or not found["data"]:
         said = " x ".join(f"{axis} {size}" for axis, size in given.items() if size not in (None, 1)) or "data 1"
@@ -117,10 +110,8 @@ def with_collectives(communicator):
 class Mesh:
     """The ranks of a run and their axes (collective).
 
-    The ranks of the axes "data" and "expert" share every global batch, and those of "expert" have some of the experts
-    each; those of "pipeline" have stages of one network, those of "context" positions of the same sequences, and those
-    of "tensor" parts of one stage's tensors; those of "space" rows of the same images, and those of "branch" the
-    branches of modules. Neighbours on the last axis, who talk most, are neighbours in the communicator:
+    Who shares a global batch, and who has parts of one network, says the table of axes (axis.py). Neighbours on the
+    last axis, who talk most, are neighbours in the communicator:
 
         rank = (((data * experts + expert) * pipelines + pipeline) * contexts + context) * tensors + tensor
 
@@ -131,8 +122,10 @@ class Mesh:
     workers : sequence of int or None
         Those that compute gradients; None for all. Others serve, and are on no axis; where workers have other axes
         than "data", they are the first ranks.
-    data, pipeline, context, tensor, space, branch, expert : int
-        Ranks along each axis; data None for as many as are left.
+    data : int or None
+        Ranks along the axis "data"; None for what the other axes leave.
+    **others : int
+        Ranks along other axes: expert, pipeline, context, tensor, space, branch.
 
     Attributes
     ----------
@@ -143,17 +136,18 @@ class Mesh:
     index, count : int
         The same of the axis "data"; the index of a rank that is not on it is None.
     shard : (int, int)
-        Which share of every global batch this rank has, and how many there are: those of the axes "data" and "expert".
+        Which share of every global batch this rank has, and how many there are.
+    part : (int, int)
+        Which part of its arrays this rank has, and how many there are.
     data : collectives.Communicator or None
         Of the ranks on that axis that have what this rank has of the network.
     expert, pipeline, context, tensor, space, branch : the same, None where there is one rank
-    parts : the same, of the ranks that have the other parts of this one's arrays: "expert" and "tensor"
-    model : the same, of the ranks that have the parameters of one network together: these and "pipeline"
+    parts : the same, of the ranks that have the other parts of this one's arrays
+    model : the same, of the ranks that have the parameters of one network together
     model_size : int
         How many these are, told to those that serve as well.
     data_group : Mesh
-        Of the ranks that have the same of the network, and whose gradients are summed: what a sync sees. They are
-        those of the axes "data", "context", "space" and "branch".
+        Of the ranks that have the same of the network, and whose gradients are summed: what a sync sees.
     copies : int
         How many these are, told to those that serve as well.
 
@@ -162,7 +156,8 @@ class Mesh:
     TypeError
         No communicator, or one between two groups; a keyword that there is not.
     ValueError
-        Sizes that do not multiply to the ranks; a rank that is not in the communicator (COMM_NULL).
+        Sizes that do not multiply to the ranks, or axes that cannot be combined; a rank that is not in the communicator
+        (COMM_NULL).
 
     Examples
     --------
@@ -180,12 +175,7 @@ class Mesh:
         workers: Sequence[int] | None = None,
         *,
         data: int | None = None,
-        pipeline: int = 1,
-        tensor: int = 1,
-        space: int = 1,
-        branch: int = 1,
-        context: int = 1,
-        expert: int = 1,
+        **others: int,
     ):
         self.made, self.wrapped = [], None
         if communicator is not None:
@@ -198,38 +188,42 @@ class Mesh:
             self.in_place = IN_PLACE
         self.rank, self.size = (communicator.rank, communicator.size) if communicator else (0, 1)
         self.model = self.parts = None
-        for axis in AXES[1:]:
+        self.part = 0, 1
+        for axis in OTHERS:
             setattr(self, axis, None)
-        self.model_size = model = expert * pipeline * tensor
-        same = space * branch * context
         workers = range(self.size) if workers is None else workers
-        if model * same == 1 and data is None:
+        self.sizes = sizes(len(workers), data, servers=self.size - len(workers), **others)
+        if problem := conflict(self.sizes):
+            raise ValueError(f"mesh: {problem}")
+        self.model_size = model = math.prod(self.sizes[axis] for axis in DIVIDE_NETWORK)
+        if self.sizes["data"] == len(workers) and data is None:
             self.index, self.count = workers.index(self.rank) if self.rank in workers else None, len(workers)
             self.data = self.group(workers) if communicator else None
-            self.sizes = dict.fromkeys(AXES, 1) | {"data": self.count}
             self.places = dict.fromkeys(AXES, 0) | {"data": self.index}
             self.data_group, self.copies, self.shard = self, self.count, (self.index, self.count)
             return
-        if model > 1 < space * branch:
-            raise ValueError(
-                "mesh: the axes pipeline, tensor and expert, whose ranks have parts of the parameters, do not go with "
-                "space and branch, whose ranks sum the gradients of all"
-            )
-        servers = self.size - len(workers)
-        self.sizes = sizes(len(workers), data, pipeline, tensor, space, branch, context, expert, servers)
         serves = dict.fromkeys(AXES, 0) | {"data": None}
         self.places = self.places_of(self.rank) if self.rank in workers else serves
         self.index, self.count = self.places["data"], self.sizes["data"]
-        shares = self.count * expert
-        self.shard = None if self.index is None else self.index * expert + self.places["expert"], shares
+        share, shares = self._place_along(SHARE_BATCH)
+        self.shard, self.part = (None if self.index is None else share, shares), self._place_along(DIVIDE_ARRAYS)
         self.data = self._along("data")
-        for axis in AXES[1:]:
+        for axis in OTHERS:
             setattr(self, axis, self._along(axis) if self.sizes[axis] > 1 else None)
-        self.parts = self.tensor if expert == 1 else self._along("expert", "tensor")
-        self.model = self._along("expert", "pipeline", "tensor") if model > 1 else None
-        self.copies = self.count * same
-        group = self._along("data", "context", "space", "branch") if same > 1 else self.data
-        self.data_group = Mesh(group) if model * same > 1 else self
+        divided = [axis for axis in DIVIDE_ARRAYS if self.sizes[axis] > 1]
+        self.parts = self._along(*divided) if len(divided) > 1 else getattr(self, divided[0]) if divided else None
+        self.model = self._along(*DIVIDE_NETWORK) if model > 1 else None
+        alike = [axis for axis in AXES if axis not in DIVIDE_NETWORK]
+        self.copies = math.prod(self.sizes[axis] for axis in alike)
+        group = self._along(*alike) if self.copies > self.count else self.data
+        self.data_group = Mesh(group) if self.count < len(workers) else self
+
+    def _place_along(self, axes: Sequence[str]) -> tuple[int, int]:
+        """Return this rank's place among the ranks of some axes, and how many they are; 0 for a server."""
+        place, ranks = 0, 1
+        for axis in axes:
+            place, ranks = place * self.sizes[axis] + (self.places[axis] or 0), ranks * self.sizes[axis]
+        return place, ranks
 
     def places_of(self, rank: int) -> dict[str, int]:
         """Where a rank is on every axis."""

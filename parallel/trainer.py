@@ -28,20 +28,19 @@ from nn.training.checkpoints import Checkpoints
 from nn.training.fit import Callback
 from nn.training.prediction import as_samples
 from nn.training.trainer import Trainer, check_parts
+from parallel.axis import DIVIDE_ARRAYS, IN_LAYERS
 from parallel.mesh import Mesh, Ranks, ReplicaError, agree
 from parallel.passes.forward_backward import ForwardBackward, Samples
 from parallel.run_trainer import RunTrainer
 from parallel.state.checkpoint_writer import RanksCheckpointWriter
 from parallel.state.fragments import Fragment
 from parallel.state.placed import PlacedArray
-from parallel.state.splits import split_of
+from parallel.state.splits import same_along, split_of
 from parallel.state.table import StateTable
 from parallel.sync.base import GradientSync
 from parallel.sync.step_result import AgreementCode, StepResult, checksum, disagreement
 
 __all__ = ["CheckReplicas", "DistributedTrainer", "ReplicaError", "agree", "data_facts"]
-
-GROUPS = ("data", "tensor", "space", "branch", "context")  # the axes along which layers may ask other ranks
 
 
 class DistributedTrainer(RunTrainer):
@@ -102,7 +101,7 @@ class DistributedTrainer(RunTrainer):
         )
         self.shard, self.p, self.g = self.forward_backward.shard, self.sync.p, self.sync.g
         context.before_layer = self.sync.before_layer
-        context.groups |= {name: Ranks(ranks) for name in GROUPS if (ranks := getattr(mesh, name))}
+        context.groups |= {name: Ranks(ranks) for name in IN_LAYERS if (ranks := getattr(mesh, name))}
         self.forward_backward.join(self)
         self.step_count = np.zeros((), int)  # `steps`, for the state
         first = self.forward_backward.peers is None or self.forward_backward.peers.rank == 0
@@ -471,10 +470,10 @@ class DistributedTrainer(RunTrainer):
         mine = {name: _digest(each.array) for name, each in replicated.items()}
         found = self._differing(self.mesh.data_group.data, mine)
         splits = {name: split_of(self.table.specs.get(name.rpartition("/")[2])) for name in mine}
-        for axis, ranks in (("tensor", self.mesh.tensor), ("expert", self.mesh.expert)):
-            if ranks:  # what is not cut is the same on every rank
-                same = [name for name, split in splits.items() if not split or (axis == "expert" and split.copies > 1)]
-                found = found or self._differing(ranks, {name: mine[name] for name in same})
+        for axis in DIVIDE_ARRAYS:
+            if ranks := getattr(self.mesh, axis):
+                same = {name: mine[name] for name, split in splits.items() if same_along(axis, split, self.mesh)}
+                found = found or self._differing(ranks, same)
         if self.forward_backward.peers:  # of a stage on several ranks
             found = found or self._differing(self.forward_backward.peers, mine)
         if self.mesh.model:  # ranks with other parts of the network are told

@@ -19,7 +19,8 @@ from matplotlib.patches import Rectangle
 from collectives import ALGORITHMS, draw
 from collectives.drawing.marks import GREY, INK
 from parallel import passes, strategies, sync
-from parallel.mesh import AXES, Mesh
+from parallel.axis import AXES
+from parallel.mesh import Mesh
 from parallel.passes.forward_backward import ForwardBackward
 from parallel.sync.base import GradientSync
 from parallel.trainer import DistributedTrainer

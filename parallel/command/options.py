@@ -14,6 +14,7 @@ import dataclasses
 import typing
 from dataclasses import dataclass
 
+from parallel.axis import AXES
 from parallel.settings import flag, name_of, option
 from parallel.strategies import DECLARED, STRATEGIES
 from parallel.strategies.auto import AUTO, AutoOptions
@@ -162,10 +163,8 @@ class MeshOptions:
 
     mesh: str | None = option(
         None,
-        "ranks along each axis, such as data=2,pipeline=2, data=2,tensor=2, context=2 (positions of sequences; beside "
-        "data, pipeline and tensor), expert=2 (some experts each; beside these), data=2,space=2 (rows of "
-        "images), branch=2; ps (ssp:S, async), downpour, "
-        "local-sgd, diloco, easgd: data counts replicas, of pipeline x tensor ranks each",
+        f"ranks along each axis, such as data=2,pipeline=2; {', '.join(f'{n} divides {a.summary}' for n, a in AXES.items())}"
+        "; ps (ssp:S, async), downpour, local-sgd, diloco, easgd: data counts replicas, of pipeline x tensor ranks each",
         metavar="AXIS=RANKS,...",
     )
     pipeline: str | None = option(

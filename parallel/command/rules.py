@@ -370,8 +370,7 @@ def check_memory(options: Options, network) -> None:
     parameters and gradients whole on every rank, ZeRO-2 parameters.
     """
     strategy, elsewhere = STRATEGIES.get(options.strategy_name), launcher.inside()
-    parts = any(size > 1 for axis, size in axes.mesh(options).items() if axis in ("pipeline", "tensor", "expert"))
-    arrays = 0 if parts else strategy.whole if strategy else 2
+    arrays = 0 if axes.divides_network(options) else strategy.whole if strategy else 2
     if not (elsewhere or options.offload):
         arrays = 2
     needed = arrays * network.layout.size * network.dtype.itemsize

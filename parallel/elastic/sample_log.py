@@ -22,6 +22,7 @@ from nn.data.loader import Loader
 from nn.reading import read_bytes
 from nn.training.fit import Callback
 from nn.training.trainer import Trainer
+from parallel.axis import SHARE_BATCH
 
 Place = tuple[int, int]  # epoch, batch
 LARGEST = 1 << 28  # bytes of a file: eight million lines
@@ -171,8 +172,8 @@ class LoggedLoader:
 
     def __init__(self, loader: Loader, log: SampleLog, trainer: Trainer):
         self._loader, self._log, self._trainer = loader, log, trainer
-        # Of ranks that compute the same samples together the first writes; those of these two axes have other samples.
-        self._writes = not any(place for axis, place in trainer.mesh.places.items() if axis not in ("data", "expert"))
+        # Of ranks that compute the same samples together the first writes.
+        self._writes = not any(place for axis, place in trainer.mesh.places.items() if axis not in SHARE_BATCH)
 
     def __len__(self) -> int:
         return len(self._loader)

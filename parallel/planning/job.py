@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
+from parallel.axis import AXES
 from parallel.planning.group_costs import Group
 from parallel.planning.profile import LayerProfile, checked
 
@@ -36,10 +37,10 @@ class Axes(NamedTuple):
 
     def group(self, axis: str, memory: bool) -> Group:
         """The ranks that differ in this axis only; of "data" also in "context": they have the same of the network."""
-        strides = {"tensor": 1, "context": self.tensor, "pipeline": self.tensor * self.context}
-        strides["expert"] = strides["pipeline"] * self.pipeline
         if axis != "data":
-            return Group(getattr(self, axis), strides[axis], memory)
+            names = list(AXES)
+            stride = math.prod(getattr(self, later, 1) for later in names[names.index(axis) + 1 :])
+            return Group(getattr(self, axis), stride, memory)
         return Group(self.data * self.context, self.tensor * self.pipeline * self.expert, memory)
 
     @classmethod

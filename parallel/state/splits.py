@@ -25,6 +25,8 @@ import numpy as np
 from nn.core.layer import ShapeError, Spec
 from nn.core.layout import Layout
 from nn.core.network import Network
+from parallel.axis import DIVIDE_ARRAYS
+from parallel.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,14 @@ def with_split(spec: Spec, split: Split | None) -> Spec:
 def split_of(spec: Spec | None) -> Split | None:
     """Return how the array is cut; None if it is whole on every rank."""
     return spec.split if isinstance(spec, SplitSpec) else None
+
+
+def same_along(axis: str, split: Split | None, mesh: Mesh) -> bool:
+    """Return whether all ranks of an axis that divides arrays have the same of an array that is cut so."""
+    if split is None:
+        return True
+    stride = math.prod(mesh.sizes[later] for later in DIVIDE_ARRAYS[DIVIDE_ARRAYS.index(axis) + 1 :])
+    return stride % split.parts(mesh.part[1]) == 0
 
 
 class NetworkPart(Network):

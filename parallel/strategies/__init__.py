@@ -51,7 +51,7 @@ def build_trainer(options, network, loss, optimizer, communicator):
     if not axes.of_several_ranks(options):
         if axes.is_pipeline(options):
             build = STRATEGIES["pipeline"].build
-        elif axes.is_expert(options):
+        elif axes.has(options, "expert"):
             from parallel.strategies.expert.strategy import build
         elif axes.is_tensor(options):
             build = STRATEGIES["tensor"].build

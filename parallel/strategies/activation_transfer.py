@@ -12,14 +12,10 @@ import numpy as np
 
 from nn.core.context import LayerContext, NetworkContext
 from nn.registry import registered
+from parallel.axis import AXES, IN_LAYERS
 
-registered("group").update(  # beside "data": what the ranks share that a layer may ask for by ctx.group
-    tensor="a layer's arrays",
-    space="the rows of images",
-    branch="a network's branches",
-    context="the positions of sequences",
-    expert="the experts of a layer",
-)
+# What is divided among the ranks that a layer may ask for by ctx.group, beside "data".
+registered("group").update({name: AXES[name].summary for name in IN_LAYERS if name != "data"})
 
 
 def transfer_dtype(context: NetworkContext, dtype) -> np.dtype:

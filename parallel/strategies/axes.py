@@ -12,22 +12,17 @@ from __future__ import annotations
 
 import math
 
+from parallel.axis import AXES, DIVIDE_NETWORK, DIVIDE_SAMPLES, combinable
 from parallel.settings import OptionError
-from parallel.strategies.declaration import ALIKE, ALL_AXES, ROUNDED, TREE, Supports
+from parallel.strategies.declaration import ALIKE, ROUNDED, TREE, Supports
 
-AXES = ALL_AXES
 # What ddp supports where the mesh has one of these axes; and ZeRO's stages, less what they do not support without.
-SAME_SAMPLES = {
-    axis: Supports(mixed=True, elastic=True, axes=beside, reproducible=False, not_reproducible=TREE)
-    for axis, beside in {
-        "space": ("data", "space"),
-        "branch": ("data", "branch"),
-        "context": ("data", "expert", "pipeline", "context", "tensor"),
-    }.items()
+SUPPORTS = {
+    axis: Supports(mixed=True, elastic=True, axes=combinable(axis), reproducible=False, not_reproducible=TREE)
+    for axis in DIVIDE_SAMPLES
 }
-# And where it has an axis "expert".
-EXPERT = Supports(
-    axes=("data", "expert", "pipeline", "context", "tensor"),
+SUPPORTS["expert"] = Supports(
+    axes=combinable("expert"),
     mixed=True,
     elastic=True,
     compress=ALIKE,
@@ -40,17 +35,22 @@ EXPERT = Supports(
 
 def is_pipeline(options) -> bool:
     """Whether stages of the network lie on different ranks."""
-    return options.strategy == "pipeline" or bool(options.pipeline) or mesh(options).get("pipeline", 1) > 1
+    return options.strategy == "pipeline" or bool(options.pipeline) or has(options, "pipeline")
 
 
 def is_tensor(options) -> bool:
     """Whether ranks compute layers together."""
-    return options.strategy_name == "tensor" or mesh(options).get("tensor", 1) > 1
+    return options.strategy_name == "tensor" or has(options, "tensor")
 
 
-def is_expert(options) -> bool:
-    """Whether ranks have some of the experts each."""
-    return mesh(options).get("expert", 1) > 1
+def divides_network(options) -> bool:
+    """Return whether ranks have parts of the network."""
+    return is_pipeline(options) or is_tensor(options) or any(has(options, axis) for axis in DIVIDE_NETWORK)
+
+
+def has(options, axis: str) -> bool:
+    """Return whether --mesh gives several ranks to an axis."""
+    return mesh(options).get(axis, 1) > 1
 
 
 def serves_apart(options) -> bool:
@@ -62,9 +62,8 @@ def serves_apart(options) -> bool:
 
 
 def same_samples_axis(options) -> str:
-    """The axis of ranks that compute rows of the same images, branches, or positions of sequences; "" without one."""
-    given = mesh(options)
-    return next((axis for axis in SAME_SAMPLES if given.get(axis, 1) > 1), "")
+    """Return the axis of ranks that compute parts of the same samples; "" without one."""
+    return next((axis for axis in DIVIDE_SAMPLES if has(options, axis)), "")
 
 
 def mesh(options) -> dict[str, int]:
@@ -86,7 +85,7 @@ def mesh(options) -> dict[str, int]:
 
 
 def sizes(options, ranks: int) -> dict[str, int]:
-    """How many of so many ranks every axis has, servers left out; the one that is not named what is left."""
+    """Return the ranks of every axis, of `ranks` in all; an axis that is not named has what is left."""
     from parallel.mesh import sizes
 
     given, servers = mesh(options), options.servers if serves_apart(options) else 0
@@ -99,7 +98,7 @@ def sizes(options, ranks: int) -> dict[str, int]:
     except ValueError as error:
         text = f"--mesh {options.mesh}" if options.mesh else f"--strategy {options.strategy}"
         raise OptionError(f"{text}: {str(error).removeprefix('mesh: ')}") from None
-    return {axis: found[axis] for axis in AXES}
+    return found
 
 
 def fitting(options, ranks: int) -> tuple[int, str | None]:

@@ -6,21 +6,15 @@ is wrong, what to do.
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
+from parallel.axis import DIVIDE_NETWORK, SHARE_BATCH, conflict
 from parallel.settings import OptionError, changed, flag
 from parallel.strategies import STRATEGIES, axes
 from parallel.strategies.pipeline.option import arguments, schedule
 from parallel.strategies.zero import STAGES
 
-# Why "space" and "branch" go with no axis but "data", by the other one; "context" goes with all but these two.
-NOT_BESIDE = {
-    **dict.fromkeys(
-        ("pipeline", "tensor"),
-        "ranks that share images have all parameters and sum the gradients of all, others have parts of them",
-    ),
-    **dict.fromkeys(("space", "branch", "context"), "samples are cut in one way: rows, branches or positions"),
-    "expert": "experts are chosen for positions of sequences, and these axes cut images; use data, pipeline, context "
-    "or tensor",
-}
 # Why a worker, or a replica without servers, is no pipeline that updates after every mini-batch.
 NEVER_FLUSHED = "it updates its stages after every mini-batch, so a step has no gradient"
 
@@ -30,8 +24,8 @@ def check_options(options) -> None:
     _stages(options)
     _layers_together(options)
     _replicas(options)
-    _experts(options)
-    _same_samples(options)
+    _cut_samples(options)
+    _axes_of_ddp(options)
 
 
 def _stages(options) -> None:
@@ -99,40 +93,31 @@ def _replicas(options) -> None:
         raise OptionError(f"--accumulate cannot be combined with stages on different ranks: {why}: leave it out")
 
 
-def _same_samples(options) -> None:
-    """Ranks that compute rows, branches or positions of the same samples: with what, and no other way beside it."""
-    axis = axes.same_samples_axis(options)
-    if axis != "context" and changed(options, ["context"]):
+def _cut_samples(options) -> None:
+    """Refuse options of an axis without it, and axes that cannot be combined."""
+    if changed(options, ["context"]) and not axes.has(options, "context"):
         raise OptionError(f"--context {options.context} needs an axis: use --mesh context=2")
-    if not axis:
-        return
-    given = axes.mesh(options)
-    if others := [name for name, size in given.items() if name not in axes.SAME_SAMPLES[axis].axes and size > 1]:
-        raise OptionError(
-            f"--mesh {options.mesh}: the axes {axis} and {others[0]} cannot be combined: {NOT_BESIDE[others[0]]}: "
-            "leave one out"
-        )
-    _of_axis(options, axis, f"--mesh {options.mesh}")
+    if problem := conflict(axes.mesh(options)):
+        raise OptionError(f"--mesh {options.mesh}: {problem}: leave one out")
 
 
-def _experts(options) -> None:
-    """Ranks that have some of the experts each: with what, and no other way beside it."""
-    if not axes.is_expert(options):
-        return
-    _of_axis(options, "expert", f"--mesh {options.mesh}")
-    if options.node_memory == "on":
-        raise OptionError("--node-memory on: gradients beside an axis expert are summed by messages; leave it out")
+def _axes_of_ddp(options) -> None:
+    """Refuse what cannot be combined with axes that are no strategies."""
+    for axis in filter(partial(axes.has, options), reversed(axes.SUPPORTS)):
+        _of_axis(options, axis, f"--mesh {options.mesh}")
+        if axis in DIVIDE_NETWORK and options.node_memory == "on":
+            raise OptionError(f"--node-memory on: gradients beside an axis {axis} are summed by messages; leave it out")
 
 
 def _of_axis(options, axis: str, what: str) -> None:
     """Refuse what cannot be combined with an axis."""
-    can = axes.EXPERT if axis == "expert" else axes.SAME_SAMPLES.get(axis) or STRATEGIES[axis].supports
+    can = axes.SUPPORTS.get(axis) or STRATEGIES[axis].supports
     for name in ("accumulate", "reproducible", "compress", "offload", "consistency"):
         method = options.compress if name == "compress" else None
         why = can.why_not(method, name)
-        if method and options.strategy_name in STAGES and axis not in axes.SAME_SAMPLES:
+        if method and options.strategy_name in STAGES and axis in DIVIDE_NETWORK:
             why = can.not_compressed
-        never = ("consistency",) if axis in axes.SAME_SAMPLES else ("offload", "consistency")
+        never = ("offload", "consistency") if axis in DIVIDE_NETWORK else ("consistency",)
         if changed(options, [name]) and (why or name in never):
             raise OptionError(f"{flag(name)} cannot be combined with {what}{': ' * bool(why)}{why}: leave it out")
 
@@ -155,21 +140,25 @@ def check(options, ranks: int, network, optimizer) -> int | None:
         from parallel.strategies.tensor.rewriting import share
 
         share(network, Loss(), sizes["tensor"], options.tensor)
-        if not axes.of_several_ranks(options):
-            _refuse_nothing_sent(options, sizes["data"] * sizes["context"])
-        return sizes["data"] * sizes["expert"]
-    if axes.is_expert(options):
-        _refuse_nothing_sent(options, sizes["data"] * sizes["context"])
-        return sizes["data"] * sizes["expert"]
     axis = axes.same_samples_axis(options)
-    if axis in ("space", "branch"):
+    if axes.divides_network(options):
+        if not axes.of_several_ranks(options):
+            _refuse_nothing_sent(options, sizes)
+    elif axis in ("space", "branch"):
         from parallel.strategies.operators.strategy import REWRITTEN
 
         try:
             REWRITTEN[axis](network, 0, sizes[axis])
         except ValueError as error:
             raise OptionError(f"--mesh {options.mesh}: {error}") from error
-    return sizes["data"] if axis else None
+    elif not axis:
+        return None
+    return _readers(sizes)
+
+
+def _readers(sizes: dict[str, int]) -> int:
+    """Return how many ranks, or groups of ranks, have samples of their own."""
+    return math.prod(sizes[axis] for axis in SHARE_BATCH)
 
 
 def _check_experts(options, sizes: dict[str, int], network) -> None:
@@ -197,9 +186,9 @@ def _positions(options, sizes: dict[str, int], network):
         raise OptionError(f"--mesh {options.mesh}: {error}") from error
 
 
-def _refuse_nothing_sent(options, data: int) -> None:
+def _refuse_nothing_sent(options, sizes: dict[str, int]) -> None:
     """Refuse to compress gradients where no two ranks have the same part of the network."""
-    if options.compress and data == 1:
+    if options.compress and math.prod(size for axis, size in sizes.items() if axis not in DIVIDE_NETWORK) == 1:
         raise OptionError(
             f"--compress {options.compress}: every rank has another part of the network, and no gradients are sent "
             "along the axis data: leave it out, or start more ranks for that axis"
@@ -213,7 +202,7 @@ def _check_stages(options, ranks: int, network, optimizer) -> int:
     from parallel.strategies.tensor.rewriting import share
 
     sizes = axes.sizes(options, ranks)
-    pipelines = sizes["data"] * sizes["expert"]
+    pipelines = _readers(sizes)
     if options.batch < pipelines:
         raise OptionError(
             f"--batch {options.batch} cannot be cut among {pipelines} pipelines: use a batch of at least "
@@ -233,7 +222,7 @@ def _check_stages(options, ranks: int, network, optimizer) -> int:
             f"sum their gradients as "
             "they are: leave it out"
         )
-    _refuse_nothing_sent(options, sizes["data"] * sizes["context"])
+    _refuse_nothing_sent(options, sizes)
     _check_experts(options, sizes, network)
     given = {name: value for name, value in given.items() if name not in ("recompute", "vertical_sync")}
     whole = network

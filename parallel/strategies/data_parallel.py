@@ -19,11 +19,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from collectives.failures.launch_check import nodes_of
+from parallel.axis import AXES
 from parallel.guesses import answer_keywords
 from parallel.settings import OptionError, changed, flag, option, refuse
 from parallel.strategies import axes
 from parallel.strategies.consistency import Consistency, ConsistencyOptions, check_apart
-from parallel.strategies.declaration import ALL_AXES, LOCAL_UPDATE, NODE_MEMORY, Strategy, Supports
+from parallel.strategies.declaration import LOCAL_UPDATE, NODE_MEMORY, Strategy, Supports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -209,8 +210,7 @@ def check(options, ranks: int | None, network, optimizer) -> None:
     """Refuse what has no effect where all ranks share a node, as they do that --ranks starts."""
     from parallel.launch import launcher
 
-    by_messages = axes.is_pipeline(options) or axes.is_tensor(options) or axes.is_expert(options)
-    if ranks and not launcher.inside() and not by_messages:
+    if ranks and not launcher.inside() and not axes.divides_network(options):  # else gradients travel as messages
         check_one_node(options)
 
 
@@ -309,7 +309,7 @@ STRATEGY = Strategy(
     title="Data parallelism",
     sources=("Li et al. 2020", "Ho et al. 2013 (stale)"),
     build=build,
-    supports=Supports(axes=ALL_AXES, mixed=True, elastic=True),
+    supports=Supports(axes=tuple(AXES), mixed=True, elastic=True),
     options=(ConsistencyOptions, NodeMemoryOptions, MessageOptions),
     consistencies=CONSISTENCIES,
     late=replace(

@@ -25,8 +25,7 @@ KEEP_NOTHING = ("none", "fp16", "qsgd", "terngrad")
 ALIKE = ("none", "fp16")  # round the same number alike on every rank
 ALONE = (*KEEP_NOTHING, "onebit", "signsgd", "topk", "threshold", "dgc")  # messages of single ranks
 ALL = (*ALONE, "powersgd")
-WITH_PARTS = ("data", "pipeline", "tensor")  # axes along which ranks may have parts of the network
-ALL_AXES = ("data", "expert", "pipeline", "context", "tensor", "space", "branch")
+REPLICA_AXES = ("data", "pipeline", "tensor")  # along which a replica with local updates may be several ranks
 ROUNDED = (
     "arrays that several ranks have in full must be rounded equally on all, with nothing left out, or they drift apart"
 )

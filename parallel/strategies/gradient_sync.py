@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collectives.failures.launch_check import nodes_of
 from nn.registry import lookup
+from parallel.axis import DIVIDE_NETWORK
 from parallel.mesh import Mesh
 from parallel.strategies.declaration import (
     ALIKE,
@@ -55,7 +56,7 @@ def gradient_sync(
     Parameters
     ----------
     mesh : Mesh
-        With axes whose ranks have parts of one network, gradients are summed along "data" and "context".
+        With axes whose ranks have parts of one network, gradients are summed along the others.
     stage : {0, 1, 2, 3}
         Of ZeRO: what is in shards; 0 for nothing.
     compressor : Compressor or None
@@ -120,7 +121,7 @@ def gradient_sync(
 
 def refuse_beside_parts(mesh: Mesh, stage: int, compressor: Compressor | None) -> None:
     """Refuse what ranks cannot do that have parts of one network."""
-    axis = next(axis for axis in ("pipeline", "tensor", "expert") if mesh.sizes[axis] > 1)
+    axis = next(axis for axis in DIVIDE_NETWORK if mesh.sizes[axis] > 1)
     if compressor and (stage or type(compressor) not in [lookup("compressor", name) for name in ALIKE]):
         raise ValueError(f"{compressor!r} does not work with an axis {axis}: {ROUNDED}")
     if stage > 1 and mesh.pipeline:

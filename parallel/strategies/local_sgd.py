@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from parallel.guesses import answer_keywords
 from parallel.settings import Keys, key
 from parallel.strategies.consistency import check_apart
-from parallel.strategies.declaration import LOCAL_UPDATE, WITH_PARTS, Strategy
+from parallel.strategies.declaration import LOCAL_UPDATE, REPLICA_AXES, Strategy
 from parallel.strategies.pipeline.option import replica_sizes
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ LOCAL_SGD = Strategy(
     title="Local SGD",
     sources=("Stich 2019", "Kamp et al. 2018 (by drift)"),
     build=build,
-    supports=replace(LOCAL_UPDATE, axes=WITH_PARTS, not_compressed="replicas average parameters, not gradients"),
+    supports=replace(LOCAL_UPDATE, axes=REPLICA_AXES, not_compressed="replicas average parameters, not gradients"),
     keys=LocalSGDKeys,
     public=("LocalSGD",),
     cost=cost,

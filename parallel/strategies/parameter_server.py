@@ -26,7 +26,7 @@ from parallel.guesses import answer_keywords
 from parallel.settings import OptionError, option, refuse
 from parallel.strategies import axes
 from parallel.strategies.consistency import Consistency, ConsistencyOptions, check_apart
-from parallel.strategies.declaration import ALONE, LOCAL_UPDATE, WITH_PARTS, Strategy, Supports
+from parallel.strategies.declaration import ALONE, LOCAL_UPDATE, REPLICA_AXES, Strategy, Supports
 from parallel.strategies.pipeline.option import replica_sizes
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1
     return Prediction("ps", axes, parts, computing, max(job.parameters, workers * piece), memory)
 
 
-SERVED_APART = replace(LOCAL_UPDATE, axes=WITH_PARTS, compress=ALONE, not_compressed=NO_FACTORS)
+SERVED_APART = replace(LOCAL_UPDATE, axes=REPLICA_AXES, compress=ALONE, not_compressed=NO_FACTORS)
 STRATEGY = Strategy(
     name="ps",
     title="Parameter servers",

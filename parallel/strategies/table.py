@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from parallel.axis import AXES, DIVIDE_NETWORK, DIVIDE_SAMPLES
 from parallel.strategies import DECLARED, STRATEGIES
-from parallel.strategies.axes import EXPERT, SAME_SAMPLES
-from parallel.strategies.axis_rules import NEVER_FLUSHED, NOT_BESIDE
+from parallel.strategies.axes import SUPPORTS
+from parallel.strategies.axis_rules import NEVER_FLUSHED
 from parallel.strategies.declaration import ALL, COLUMNS, NEVER_TOGETHER, Supports
 from parallel.strategies.parameter_server import AFTER_A_LOSS, IN_STEP, ON_WORKERS
 from parallel.strategies.zero import NOT_STAGES, SHARDED, STAGES
@@ -57,10 +58,12 @@ def matrix() -> str:
 def _rows() -> dict[str, Supports]:
     """What strategies support, alone, along an axis that is no strategy, and with a --consistency."""
     rows = {name: strategy.supports for name, strategy in STRATEGIES.items()}
-    rows |= {f"ddp --mesh {axis}=N": can for axis, can in SAME_SAMPLES.items()}
+    cutting = {axis: SUPPORTS[axis] for axis in DIVIDE_SAMPLES}
+    rows |= {f"ddp --mesh {axis}=N": can for axis, can in cutting.items()}
     compress = {"compress": SHARDED.compress, "not_compressed": SHARDED.not_compressed}
-    rows |= {f"{', '.join(STAGES)} --mesh {axis}=N": replace(can, **compress) for axis, can in SAME_SAMPLES.items()}
-    rows |= {f"ddp, {', '.join(STAGES)}, tensor --mesh expert=N": EXPERT}
+    rows |= {f"{', '.join(STAGES)} --mesh {axis}=N": replace(can, **compress) for axis, can in cutting.items()}
+    dividing = {axis: can for axis, can in SUPPORTS.items() if axis in DIVIDE_NETWORK}
+    rows |= {f"ddp, {', '.join(STAGES)}, tensor --mesh {axis}=N": can for axis, can in dividing.items()}
     late = [strategy for strategy in DECLARED if strategy.late]
     return rows | {f"{strategy.name} --consistency {strategy.late_values}": strategy.late for strategy in late}
 
@@ -69,9 +72,10 @@ def _of_axes(rows: dict[str, Supports]) -> list[str]:
     """Why axes do not go with strategies, or with each other."""
     without = [f"`{name}`" for name, strategy in STRATEGIES.items() if strategy.supports.not_stages]
     found = [f"an axis `pipeline` with {', '.join(without)}: {NOT_STAGES}"]
-    for why in dict.fromkeys(NOT_BESIDE.values()):
-        others = " or ".join(f"`{axis}`" for axis, other in NOT_BESIDE.items() if other == why)
-        found.append(f"an axis `space` or `branch` beside {others}: {why}")
+    alone = " or ".join(f"`{name}`" for name, axis in AXES.items() if axis.only_beside_data)
+    for why in dict.fromkeys(axis.reason for axis in AXES.values() if axis.reason):
+        others = " or ".join(f"`{name}`" for name, axis in AXES.items() if axis.reason == why)
+        found.append(f"an axis {alone} beside {others}: {why}")
     beside = {"of `ps` in step": IN_STEP, "and `--server-place workers`": ON_WORKERS, "and `--elastic`": AFTER_A_LOSS}
     found += [f"an axis `pipeline` or `tensor` beside servers, {what}: {why}" for what, why in beside.items()]
     replicas = [f"`{name}`" for name, can in rows.items() if can.local_update and "pipeline" in can.axes]

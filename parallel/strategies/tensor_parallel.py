@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parallel.axis import combinable
 from parallel.guesses import answer_keywords
 from parallel.strategies import axes
 from parallel.strategies.data_parallel import MessageOptions
-from parallel.strategies.declaration import ALIKE, ROUNDED, TREE, UNIT_BYTES, WITH_PARTS, Strategy, Supports
+from parallel.strategies.declaration import ALIKE, ROUNDED, TREE, UNIT_BYTES, Strategy, Supports
 from parallel.strategies.zero import group_sync_arguments
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ STRATEGY = Strategy(
     supports=Supports(
         mixed=True,
         elastic=True,
-        axes=(*WITH_PARTS, "context", "expert"),
+        axes=combinable("tensor"),
         compress=ALIKE,
         not_compressed=ROUNDED,
         reproducible=False,

@@ -20,11 +20,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from parallel.axis import AXES
 from parallel.guesses import answer_keywords
 from parallel.settings import option
 from parallel.strategies.data_parallel import bucketing
 from parallel.strategies.declaration import (
-    ALL_AXES,
     KEEP_NOTHING,
     NOT_COMPRESSED_IN_SHARDS,
     NOT_STAGES,
@@ -315,7 +315,7 @@ def units(job: Job, layers: Sequence[LayerProfile]) -> list[list[LayerProfile]]:
 
 
 SHARDED = Supports(
-    axes=tuple(axis for axis in ALL_AXES if axis != "pipeline"),
+    axes=tuple(axis for axis in AXES if axis != "pipeline"),
     not_stages=NOT_STAGES,
     mixed=True,
     elastic=True,
@@ -328,7 +328,7 @@ ZERO1 = Strategy(
     title="ZeRO stage 1",
     sources=("Rajbhandari et al. 2020",),
     build=build,
-    supports=replace(SHARDED, axes=ALL_AXES, not_stages=""),
+    supports=replace(SHARDED, axes=tuple(AXES), not_stages=""),
     options=(ShardOptions,),
     public=("ZeRO1",),
     check=check,

@@ -9,8 +9,9 @@ import pytest
 
 import nn
 import parallel
+from parallel.axis import AXES
 from parallel.guesses import KEYWORDS, NAMES
-from parallel.mesh import AXES, Mesh, sizes
+from parallel.mesh import Mesh, sizes
 
 
 def factors(ranks):
@@ -26,7 +27,7 @@ def test_what_does_not_multiply_to_the_ranks_is_refused_with_what_would_do():
     assert sizes(8, context=4) == ones | {"data": 2, "context": 4}
     assert sizes(8, expert=2, tensor=2) == ones | {"data": 2, "expert": 2, "tensor": 2}
     with pytest.raises(ValueError, match=r"data 2 x pipeline 3 does not make 8 ranks: each .* 1, 2, 4, 8 .* start 6"):
-        sizes(8, 2, 3)
+        sizes(8, 2, pipeline=3)
     with pytest.raises(ValueError, match="tensor must have at least 1 rank, given 0"):
         sizes(8, tensor=0)
     with pytest.raises(ValueError, match="pipeline 8 does not make 4 ranks"):
@@ -75,7 +76,7 @@ def test_keywords_that_are_answered_with_ours_exist():
         ("LocalSGD", "period", "write every="),
         ("Mesh", "dp", r"^Mesh takes no 'dp': write data=$"),
         ("Mesh", "mesh_dim_names", r"Mesh\(communicator, data=2, tensor=2\)"),
-        ("Mesh", "rows", "^Mesh takes no 'rows'; it takes communicator, workers, data, pipeline, tensor"),
+        ("Mesh", "rows", "^Mesh takes no 'rows'; it takes communicator, workers, data, expert, pipeline"),
     ],
 )
 def test_keywords_of_other_libraries_are_answered(name, keyword, said):

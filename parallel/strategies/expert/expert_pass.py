@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from parallel.mesh import Ranks
-from parallel.state.splits import NetworkPart, split_of, whole_specs
+from parallel.mesh import Mesh, Ranks
+from parallel.state.splits import NetworkPart, same_along, split_of, whole_specs
 from parallel.strategies.expert.dealing import check, deal
 from parallel.strategies.expert.dispatch import ExpertRanks
 from parallel.strategies.tensor.rewriting import in_words, share
@@ -18,30 +18,28 @@ class ExpertPass(SharedPass):
     """
 
     def make_local_network(self, network, mesh):
-        place, tensors, experts = mesh.places["tensor"], mesh.sizes["tensor"], mesh.sizes["expert"]
+        tensors, experts = mesh.sizes["tensor"], mesh.sizes["expert"]
         check(network, experts, tensors)
         mine = self.positions.cut(network, mesh, self.way == "sequence")
         shared, self.parts_loss, _ = share(mine, self.whole_loss, tensors, self.way)
-        self.owns_loss, self.asks_others = place == 0, experts > 1
-        if experts * tensors == 1:
-            return shared
-        return NetworkPart(deal(shared, experts, tensors), mesh.places["expert"] * tensors + place, experts * tensors)
+        self.owns_loss, self.asks_others = mesh.places["tensor"] == 0, experts > 1
+        return NetworkPart(deal(shared, experts, tensors), *mesh.part) if mesh.part[1] > 1 else shared
 
     def join(self, trainer):
         super().join(trainer)
         self.everyone = join_experts(trainer)
         if self.everyone:
-            self.add_terms(trainer, alike(trainer.local_network), self.everyone)
+            self.add_terms(trainer, names_alike(trainer.local_network, self.mesh), self.everyone)
 
     def average_buffers(self, trainer):
         if self.everyone and trainer.buffers.size:
             self.everyone.average(trainer.buffers)
 
     def describe(self):
-        tensors, experts = self.mesh.sizes["tensor"], self.mesh.sizes["expert"]
+        tensors = self.mesh.sizes["tensor"]
         together = f"; {in_words(tensors, self.way)}" if tensors > 1 else ""
         how = f"; {positions}" if (positions := self.positions.describe()) else ""
-        return f"experts dealt out to {tensors * experts} ranks{together}{how}"
+        return f"experts dealt out to {self.mesh.part[1]} ranks{together}{how}"
 
 
 def join_experts(trainer) -> Ranks | None:
@@ -54,7 +52,10 @@ def join_experts(trainer) -> Ranks | None:
     return Ranks(mesh.expert)
 
 
-def alike(network: NetworkPart) -> list[str]:
-    """Names of the arrays that all ranks of the axis "expert" have: their gradients are terms, of a rank's samples."""
-    splits = {name: split_of(spec) for name, spec in whole_specs(network).items()}
-    return [name for name in network.layout.specs if splits[name] is None or splits[name].copies > 1]
+def names_alike(network: NetworkPart, mesh: Mesh) -> list[str]:
+    """Return the names of the arrays of which all ranks of the axis "expert" have the same.
+
+    Their gradients are terms, of a rank's samples.
+    """
+    specs = whole_specs(network)
+    return [name for name in network.layout.specs if same_along("expert", split_of(specs[name]), mesh)]

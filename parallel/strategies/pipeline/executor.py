@@ -20,7 +20,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -31,12 +30,13 @@ from nn.core.context import LayerContext, MicroBatch
 from nn.core.network import Network, NotFinite
 from nn.losses import Loss
 from nn.training.trainer import micro_batches
+from parallel.axis import AXES, IN_LAYERS
 from parallel.passes.forward_backward import ForwardBackward
 from parallel.state.splits import NetworkPart, sample_shape
 from parallel.state.stages import local_network
 from parallel.strategies.expert.dealing import check as check_experts
 from parallel.strategies.expert.dealing import deal
-from parallel.strategies.expert.expert_pass import alike, join_experts
+from parallel.strategies.expert.expert_pass import join_experts, names_alike
 from parallel.strategies.pipeline.actions import Rows, parts, write
 from parallel.strategies.pipeline.picture import compare, measured
 from parallel.strategies.pipeline.placement import place
@@ -129,7 +129,7 @@ class PipelinePass(ForwardBackward):
     def make_local_network(self, network, mesh):
         """This rank's stages, as one network; all of it, in none of them, on a rank that only serves."""
         ranks, self.rank = mesh.sizes["pipeline"], mesh.places["pipeline"]
-        place_of, tensors, experts = mesh.places["tensor"], mesh.sizes["tensor"], mesh.sizes["expert"]
+        tensors, experts = mesh.sizes["tensor"], mesh.sizes["expert"]
         cuts, self.asks_others = self.cuts, experts > 1
         check_experts(network, experts, tensors)
         mine = self.positions.cut(network, mesh, self.way == "sequence") if self.positions else network
@@ -142,13 +142,10 @@ class PipelinePass(ForwardBackward):
         self.stages: dict[int, OwnStage] = {}
         if mesh.index is not None:
             self.local_network = local_network(shared, [placement.networks[s] for s in placement.stages_of(self.rank)])
-            part, parts = mesh.places["expert"] * tensors + place_of, experts * tensors
-            if parts > 1:
-                placement, self.local_network = (
-                    placement.part(part, parts, cut, tensors),
-                    NetworkPart(self.local_network, part, parts),
-                )
-            self.owns_loss = self.rank in placement.replicas[-1] and not place_of
+            if mesh.part[1] > 1:
+                placement = placement.part(*mesh.part, cut, tensors)
+                self.local_network = NetworkPart(self.local_network, *mesh.part)
+            self.owns_loss = self.rank in placement.replicas[-1] and not mesh.places["tensor"]
         self.placement, self.last = placement, len(placement.networks) - 1
         return self.local_network
 
@@ -192,10 +189,9 @@ class PipelinePass(ForwardBackward):
             self.stages[number] = OwnStage(network, p, g, buffers, ctx, start, self)
             child = end
         self._join_ties()
-        self._join_terms()
+        late = self._join_terms()
         layout = self.local_network.layout
-        late = *self.ties, *chain(*self.terms.values())
-        self.early_end = min((layout.slices[name].start for name in late), default=layout.size)
+        self.early_end = min((layout.slices[name].start for name in (*self.ties, *late)), default=layout.size)
 
     def _join_ties(self) -> None:
         """Make the groups that sum the gradients of arrays that several stages share; all stages add to them."""
@@ -213,13 +209,15 @@ class PipelinePass(ForwardBackward):
                 for ctx in contexts(own.ctx):
                     ctx.shared |= name in names_of(own.network, ctx.path)
 
-    def _join_terms(self) -> None:
-        """Find the gradients to sum along "tensor" and "expert": those of arrays that all ranks there have whole."""
+    def _join_terms(self) -> list[str]:
+        """Find the gradients to sum with whom: those of arrays that all ranks of an axis have. Return their names."""
         gradients = self.local_network.layout.flat(self.trainer.g)
-        self.terms = {"tensor": terms(self.local_network)}
+        groups = self.trainer.ctx.network_context.groups
+        found = [(terms(self.local_network), groups.get("tensor"))]
         if self.experts:
-            self.terms["expert"] = alike(self.local_network)
-        self.summed = {axis: [gradients[name] for name in names] for axis, names in self.terms.items() if names}
+            found.append((names_alike(self.local_network, self.mesh), self.experts))
+        self.summed = [([gradients[name] for name in names], group) for names, group in found if names]
+        return [name for names, _ in found for name in names]
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -268,8 +266,8 @@ class PipelinePass(ForwardBackward):
         for array, group in self.ties.values():
             if group is not None:
                 group.Allreduce(MPI.IN_PLACE, array)
-        for axis, arrays in self.summed.items():
-            sum_as_one(arrays, self.experts if axis == "expert" else trainer.ctx.network_context.groups[axis])
+        for arrays, group in self.summed:
+            sum_as_one(arrays, group)
         if self.on_ready:
             self.on_ready(self.local_network.layout.size)
         return loss
@@ -405,14 +403,15 @@ class PipelinePass(ForwardBackward):
     def any_rank_found(self, found: object) -> bool:
         """Whether any rank that the layers of this one ask has found something."""
         count, mesh = np.array([found is not None], float), self.trainer.mesh
-        for ranks in filter(None, (mesh.tensor, mesh.context, mesh.expert)):
-            ranks.Allreduce(MPI.IN_PLACE, count)
+        for ranks in (getattr(mesh, axis) for axis in IN_LAYERS if axis != "data"):
+            if ranks:
+                ranks.Allreduce(MPI.IN_PLACE, count)
         return bool(count[0])
 
     def pictures(self, events):
         """Draw a step from the middle of the run beside the schedule; none where no step was recorded whole."""
         stages, mesh = range(len(self.placement.rows)), self.trainer.mesh
-        first = {mesh.rank_at(data=0, expert=0, pipeline=stage, context=0, tensor=0): stage for stage in stages}
+        first = {mesh.rank_at(**dict.fromkeys(AXES, 0) | {"pipeline": stage}): stage for stage in stages}
         mine = [event | {"rank": first[event["rank"]]} for event in events if event["rank"] in first]
         found = measured(mine, [[a for cell in row for a in parts(cell)] for row in self.placement.rows])
         return {"pipeline.png": compare(found, self.placement.report.spans)} if found else {}
@@ -431,8 +430,7 @@ class PipelinePass(ForwardBackward):
         name = self.schedule if isinstance(self.schedule, str) else getattr(self.schedule, "__name__", "a schedule")
         cuts = f", cut before {', '.join(map(str, placement.cuts))}" if placement.cuts else ""
         shared = f"; {in_words(mesh.sizes['tensor'], self.way)}" * bool(mesh.tensor)
-        experts = mesh.sizes["expert"] * mesh.sizes["tensor"]
-        shared += f"; experts dealt out to {experts} ranks" * bool(mesh.expert)
+        shared += f"; experts dealt out to {mesh.part[1]} ranks" * bool(mesh.expert)
         shared += f"; {how}" if self.positions and (how := self.positions.describe()) else ""
         stages = f"{len(placement.networks)} stages on {len(placement.rows)} ranks{cuts}"
         return (

@@ -16,10 +16,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from parallel.axis import combinable
 from parallel.guesses import answer_keywords
 from parallel.strategies import axes
 from parallel.strategies.data_parallel import MessageOptions, bucketing
-from parallel.strategies.declaration import ALIKE, ROUNDED, UNIT_BYTES, WITH_PARTS, Strategy, Supports
+from parallel.strategies.declaration import ALIKE, ROUNDED, UNIT_BYTES, Strategy, Supports
 from parallel.strategies.pipeline.option import arguments as schedule_arguments
 from parallel.strategies.zero import summed
 
@@ -228,7 +229,7 @@ STRATEGY = Strategy(
     supports=Supports(
         mixed=True,
         elastic=True,
-        axes=(*WITH_PARTS, "context", "expert"),
+        axes=combinable("pipeline"),
         parts=False,
         not_parts="a pipeline already divides batches into micro-batches; set their number by --pipeline NAME:micro=N",
         compress=ALIKE,
