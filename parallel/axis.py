@@ -56,7 +56,7 @@ ONE_CUT = "samples are cut in one way: rows, branches or positions"
 AXES: dict[str, Axis] = {
     "data": Axis("samples", shares_batch=True),
     "expert": Axis(
-        "samples, and some of the experts each",
+        "samples and experts",
         shares_batch=True,
         divides_network=True,
         divides_arrays=True,

@@ -88,6 +88,7 @@ def option(
     metavar: str | None = None,
     everyday: bool = False,
     keys: bool = False,
+    free: bool = False,
     least: float | None = None,
     above: float | None = None,
     below: float | None = None,
@@ -106,10 +107,12 @@ def option(
         Whether plain --help shows it.
     keys : bool
         Whether its choices may have keys behind a colon.
+    free : bool
+        Whether --resume may change it: it has no influence on what is trained, or the trained state fits any value.
     least, above, below, most : float or None
         The range of a number. Whole numbers are at least 1 unless `least` says otherwise, others at least 0.
     """
-    metadata = {"help": help, "choices": choices, "metavar": metavar, "everyday": everyday, "keys": keys}
+    metadata = {"help": help, "choices": choices, "metavar": metavar, "everyday": everyday, "keys": keys, "free": free}
     return field(default=default, metadata=metadata | {"least": least, "above": above, "below": below, "most": most})
 
 

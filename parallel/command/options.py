@@ -1,9 +1,9 @@
 """The options of a training run: a dataclass a topic, from which --help, flags, TOML files and config.json are made.
 
-Adding an option is adding a field: its annotation says how it is read, `everyday` whether plain --help shows it, and
-`least` and the like its range. Options of a strategy are declared in its own file (parallel/strategies/). Which options
-go together is in rules.py. An option with parts of its own takes one text with keys, such as "cosine:warmup=5"
-(nn/option_strings.py), in place of a flag for each part.
+Adding an option is adding a field: its annotation says how it is read, `everyday` whether plain --help shows it, `free`
+whether --resume may change it, and `least` and the like its range. Options of a strategy are declared in its own file
+(parallel/strategies/). Which options go together is in rules.py. An option with parts of its own takes one text with
+keys, such as "cosine:warmup=5" (nn/option_strings.py), in place of a flag for each part.
 
 Nothing here imports NumPy or MPI, so that --help answers at once.
 """
@@ -27,7 +27,9 @@ class DataOptions:
     data: str = option(
         "digits", "data set: digits (embedded), mnist, fashion-mnist, cifar10, FILE.npz, ...", everyday=True
     )
-    data_dir: str | None = option(None, "directory of data sets (default: $RINGPROP_DATA, else ./data)", metavar="DIR")
+    data_dir: str | None = option(
+        None, "directory of data sets (default: $RINGPROP_DATA, else ./data)", metavar="DIR", free=True
+    )
     limit: int | None = option(None, "use at most this number of samples of each split")
     validation: float = option(
         0.1,
@@ -81,7 +83,7 @@ class NetworkOptions:
 class LearningOptions:
     """How the network learns."""
 
-    epochs: int = option(30, "passes over the training data", everyday=True, least=0)
+    epochs: int = option(30, "passes over the training data", everyday=True, least=0, free=True)
     batch: int = option(32, "samples in a step, over all ranks", everyday=True)
     loss: str = option(
         "cross-entropy",
@@ -120,7 +122,9 @@ class LearningOptions:
     accumulate: int = option(
         1, "divide the samples of a step into this number of micro-batches, computed one after the other", most=2**16
     )
-    patience: int | None = option(None, "stop after this number of epochs without better validation accuracy")
+    patience: int | None = option(
+        None, "stop after this number of epochs without better validation accuracy", free=True
+    )
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,7 @@ class RanksOptions:
         "start this number of ranks on this machine; without it: one process, or the ranks that mpirun or srun started",
         everyday=True,
         most=2**20,
+        free=True,
     )
     strategy: str = option(
         DECLARED[0].name,
@@ -141,6 +146,7 @@ class RanksOptions:
         metavar="NAME[:KEYS]",
         everyday=True,
         keys=True,
+        free=True,
     )
     compress: str | None = option(
         None,
@@ -163,9 +169,11 @@ class MeshOptions:
 
     mesh: str | None = option(
         None,
-        f"ranks along each axis, such as data=2,pipeline=2; {', '.join(f'{n} divides {a.summary}' for n, a in AXES.items())}"
-        "; ps (ssp:S, async), downpour, local-sgd, diloco, easgd: data counts replicas, of pipeline x tensor ranks each",
+        "ranks along each axis, such as data=2,pipeline=2; axes divide "
+        + ", ".join(f"{axis.summary} ({name})" for name, axis in AXES.items())
+        + "; ps (ssp:S, async), downpour, local-sgd, diloco, easgd: data counts replicas, of pipeline x tensor ranks",
         metavar="AXIS=RANKS,...",
+        free=True,
     )
     pipeline: str | None = option(
         None,
@@ -173,6 +181,7 @@ class MeshOptions:
         "FILE.csv, with keys as 1f1b:micro=8,cuts=3/5, gpipe:recompute, interleaved:chunks=2, pipedream:vertical_sync, "
         "pipedream:replicas=3/1 (pipeline: 1f1b)",
         metavar="SCHEDULE",
+        free=True,
     )
     tensor: str = option(
         "pairs",
@@ -180,12 +189,14 @@ class MeshOptions:
         "outputs (width), "
         "or as pairs, with the layers between them divided by positions (sequence)",
         ("pairs", "width", "sequence"),
+        free=True,
     )
     context: str = option(
         "ring",
         "how ranks with positions of the same sequences compute attention: ring (keys and values travel), ulysses "
         "(heads are distributed), or both as ring:2,ulysses:2",
         metavar="HOW",
+        free=True,
     )
 
 
@@ -193,9 +204,15 @@ class MeshOptions:
 class RunOptions:
     """Where the run is kept, and what it may use."""
 
-    out: str | None = option(None, "directory of the run (default: runs/DATE-DATA-MODEL)", metavar="DIR", everyday=True)
-    resume: str | None = option(None, "continue the run in DIR from its last checkpoint", metavar="DIR", everyday=True)
-    checkpoint_steps: int | None = option(None, "also save every N steps (always: after every epoch)", metavar="N")
+    out: str | None = option(
+        None, "directory of the run (default: runs/DATE-DATA-MODEL)", metavar="DIR", everyday=True, free=True
+    )
+    resume: str | None = option(
+        None, "continue the run in DIR from its last checkpoint", metavar="DIR", everyday=True, free=True
+    )
+    checkpoint_steps: int | None = option(
+        None, "also save every N steps (always: after every epoch)", metavar="N", free=True
+    )
     checkpoint: str = option(
         "async",
         "how checkpoints are written: async (by a thread, while training continues) or sync; async:keep=5 "
@@ -204,42 +221,52 @@ class RunOptions:
         ("async", "sync"),
         metavar="HOW[:KEYS]",
         keys=True,
+        free=True,
     )
-    check_replicas: int | None = option(None, "compare the parameters of all ranks every N steps", metavar="N")
+    check_replicas: int | None = option(
+        None, "compare the parameters of all ranks every N steps", metavar="N", free=True
+    )
     elastic: str | None = option(
         None,
         "continue after the death of ranks: shrink:min=2 without them, as long as at least 2 are left; "
         "respawn:min=2 with "
         "replacements; buddy=10: neighbours hold copies of parts, at most 10 steps old (Open MPI 5)",
         metavar="KIND[:KEYS]",
+        free=True,
     )
     watch: float = option(
         300.0,
         "seconds that ranks may wait for each other before the run ends and reports who waits for whom (0: for ever)",
+        free=True,
     )
-    threads: int | None = option(None, "BLAS threads of a rank (default: cores / ranks on this host)", most=1024)
+    threads: int | None = option(
+        None, "BLAS threads of a rank (default: cores / ranks on this host)", most=1024, free=True
+    )
 
 
 @dataclass(frozen=True)
 class ReportOptions:
     """What the run reports besides the result."""
 
-    profile: bool = option(False, "show the time of every layer before training")
-    find_lr: bool = option(False, "try increasing learning rates, draw the loss, and end")
+    profile: bool = option(False, "show the time of every layer before training", free=True)
+    find_lr: bool = option(False, "try increasing learning rates, draw the loss, and end", free=True)
     inspect: bool = option(
-        False, "after training: confusion, misclassified samples, distributions, dead units", everyday=True
+        False, "after training: confusion, misclassified samples, distributions, dead units", everyday=True, free=True
     )
     timeline: bool = option(
-        False, "record what every rank did when: trace.json, recorded.goal, a picture", everyday=True
+        False, "record what every rank did when: trace.json, recorded.goal, a picture", everyday=True, free=True
     )
     tensorboard: str | None = option(
         None,
         "write event files for TensorBoard there: loss and rate of steps, the numbers of epochs",
         metavar="DIR",
         everyday=True,
+        free=True,
     )
-    memory: bool = option(False, "after training: bytes that every rank keeps and sends, and the formulas")
-    pictures: bool = option(True, "draw curves.png and breakdown.png; without them a short run ends a second earlier")
+    memory: bool = option(False, "after training: bytes that every rank keeps and sends, and the formulas", free=True)
+    pictures: bool = option(
+        True, "draw curves.png and breakdown.png; without them a short run ends a second earlier", free=True
+    )
 
 
 ENCODER_MASK = 0.15  # of BERT (Devlin et al. 2019)

@@ -12,12 +12,8 @@ from parallel.launch import launcher
 from parallel.settings import OptionError, flag, name_of
 from parallel.strategies.axes import mesh
 
-# What a resumed run may change; all else is part of the result and comes from its config.json.
-FREE_ON_RESUME = {
-    "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "checkpoint", "resume", "out", "watch",
-    "check_replicas", "profile", "find_lr", "inspect", "timeline", "pictures", "strategy", "mesh", "pipeline",
-    "tensor", "tensorboard", "memory", "elastic", *READERS,
-}  # fmt: skip
+# What a resumed run may change, the options of strategies among it; all else comes from its config.json.
+FREE_ON_RESUME = {name for name, field in FIELDS.items() if field.metadata["free"] or name in READERS}
 # What a run has whose config.json is from before there was the option, where that is not the default.
 EARLIER_DEFAULTS = {"validation": 0.0}
 
@@ -93,6 +89,8 @@ def merged(before: dict, values: dict) -> dict:
         found.pop("mesh", None)
         if "tensor" not in values and name_of(str(found.get("strategy"))) != "tensor":
             found.pop("tensor", None)
+        if "context" not in values:
+            found.pop("context", None)
     if "strategy" in values and "pipeline" not in values:
         found.pop("pipeline", None)
     return found
