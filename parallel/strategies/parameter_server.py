@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from parallel.passes.forward_backward import ForwardBackward
     from parallel.planning.job import Axes, Job, Prediction
     from parallel.sync.compression.base import Compressor
-    from parallel.sync.served import Served
+    from parallel.sync.server_roles import ServerRoles
     from parallel.trainer import DistributedTrainer
 
 CONSISTENCIES = ("sync", "ssp", "async")
@@ -157,7 +157,7 @@ def ParameterServer(
 
 
 def served_mesh(
-    communicator, sync: Served, loss: Loss, pipeline: int, tensor: int, **how
+    communicator, sync: ServerRoles, loss: Loss, pipeline: int, tensor: int, **how
 ) -> tuple[Mesh, ForwardBackward]:
     """Who computes beside servers, and how: workers of one rank, or of several that have a network together."""
     from parallel.mesh import Mesh

@@ -17,40 +17,23 @@ from mpi4py.MPI import IN_PLACE, MAX
 
 from parallel.passes.virtual_shards import refuse_norms
 from parallel.state.placed import PlacedArray, Range, Shard, in_transit
-from parallel.sync.base import GradientSync
-from parallel.sync.compression.base import Compressor
-from parallel.sync.compression.compressed import Memories, Pieces
 from parallel.sync.fixed_tree import TreeSum
-from parallel.sync.push_pull import pull, push, roles, server_slices
+from parallel.sync.push_pull import pull, push
+from parallel.sync.server_roles import ServerRoles
 from parallel.sync.step_result import StepMessage, StepResult, head_elements
 
 
-class Served(GradientSync):
+class Served(ServerRoles):
     """A server holds a slice of the parameters and the moments for it; a worker a copy of all parameters.
-
-    Parameters
-    ----------
-    size : int
-        Ranks.
-    servers, place
-        As for push_pull.roles.
-    compressor : Compressor or None
-        Of what is pushed; not attached yet, one with messages of single ranks.
 
     Attributes
     ----------
-    workers, hosts : sequences of int
-        Ranks that compute, and that serve.
-    works, serves : bool
-        Which of it this rank does.
-    slices : list of (lo, hi)
-        Of every server in a **vector**: the parameters (or gradients) and running statistics in it.
-    pushed, replica : vectors
-        What a worker pushes, and what it has pulled.
-    held, sums : arrays
+    pushed, replica : flat arrays
+        What a worker pushes, and what it has pulled: parameters (or gradients), statistics, the step's message.
+    held, sums : flat arrays
         A server's slice and, behind it, the step's message; the sums likewise.
-    own : slice
-        Of a server, in the parameters.
+    own_count : int
+        Parameters in a server's slice.
     """
 
     phases = (
@@ -60,17 +43,12 @@ class Served(GradientSync):
         ("pull", "sync.pull", True),
     )
 
-    def __init__(self, size: int, servers: int, place: str, compressor: Compressor | None = None):
-        self.workers, self.hosts = roles(size, servers, place)
-        self.place, self.compressor = place, compressor
-
     def allocate(self):
-        mesh, layout, network = self.mesh, self.layout, self.network
+        mesh, layout = self.mesh, self.layout
         # Numbers behind every vector: the step's message, and whether the update was refused.
         self.behind = head_elements(self.addends, self.dtype) + 1
         rank, servers = mesh.rank, len(self.hosts)
-        self.works, self.serves = rank in self.workers, rank in self.hosts
-        self.slices = server_slices(layout.size + network.buffer_layout.size, servers)
+        self.divide_parameters()
         count = self.slices[-1][1]
         self.pushed, self.replica = np.zeros((2, count + self.behind), self.dtype)
         self.parameters, self.gradients = self.replica[: layout.size], self.pushed[: layout.size]
@@ -79,21 +57,19 @@ class Served(GradientSync):
             StepMessage(vector[count:-1], vector[layout.size : count], self.addends)
             for vector in (self.pushed, self.replica)
         )
-        self.shares = [slice(lo, max(lo, min(hi, layout.size))) for lo, hi in self.slices]
-        self.regions = [layout.region(share.start, share.stop) for share in self.shares]
         self.between_servers, self.slots, self.refused = mesh.group(self.hosts), {}, None
-        if self.serves:
+        if self.is_server:
             self._take_slice(self.hosts.index(rank))
         self._allocate_sums()
         rest = slice(layout.size if self.compressor else 0, None)  # what is pushed as it is
-        vectors = {"x": (self.pushed[rest], self.replica)} if self.works else {}
-        if self.serves:
-            vectors["y"] = (self.sums[self.n if self.compressor else 0 :], self.held)
+        vectors = {"x": (self.pushed[rest], self.replica)} if self.is_worker else {}
+        if self.is_server:
+            vectors["y"] = (self.sums[self.own_count if self.compressor else 0 :], self.held)
         slices = [(max(lo, rest.start) - rest.start, max(hi, rest.start) - rest.start) for lo, hi in self.slices]
         arguments, compile_ = (servers, self.place, self.behind), mesh.communicator.compile
         self.pushing = compile_(push(rank, mesh.size, slices, *arguments), **{k: v[0] for k, v in vectors.items()})
         self.pulling = compile_(pull(rank, mesh.size, self.slices, *arguments), **{k: v[1] for k, v in vectors.items()})
-        if not self.works:
+        if not self.is_worker:
             self._forget_vectors()
 
     def _take_slice(self, number: int) -> None:
@@ -101,20 +77,19 @@ class Served(GradientSync):
         lo, hi = self.slices[number]
         self.held = np.append(self.replica[lo:hi], self.replica[-self.behind :])
         self.sums = np.zeros_like(self.held)
-        self.own, self.region = self.shares[number], self.regions[number]
-        self.n = self.own.stop - self.own.start  # parameters of the slice
-        self.slots = {name: np.zeros(self.n, self.dtype) for name in self.optimizer.slots}
+        self.region, self.own_count = self.regions[number], self.own_slice.stop - self.own_slice.start
+        self.slots = {name: np.zeros(self.own_count, self.dtype) for name in self.optimizer.slots}
 
     def _forget_vectors(self) -> None:
         """Free the vectors that only workers need."""
-        self.parameters, self.p, self.g = self.held[: self.n], None, None
+        self.parameters, self.p, self.g = self.held[: self.own_count], None, None
         self.summed = StepMessage(self.held[-self.behind : -1], np.zeros_like(self.buffers), self.addends)
         del self.pushed, self.replica, self.gradients, self.message
 
     def _allocate_sums(self) -> None:
         """Make what sums in another way than worker after worker: trees, or coded pieces."""
         mesh, count, workers = self.mesh, self.slices[-1][1], len(self.workers)
-        self.trees, self.pushes = [], 0
+        self.trees = []
         if self.forward_backward.fixed:
             if len(self.hosts) > 1:
                 refuse_norms(self.optimizer)
@@ -128,21 +103,6 @@ class Served(GradientSync):
             # For every server:
             self.trees.append(TreeSum(shards, self.behind, dtype, mesh.communicator, holders=workers))
         self._allocate_pieces(self._maximum)
-
-    def _allocate_pieces(self, maximum) -> None:
-        """Make the coded pieces; `maximum` as for Compressor.encode."""
-        mesh, self.memories, self.pieces = self.mesh, None, None
-        if compressor := self.compressor:
-            compressor.check_messages(len(self.hosts))
-            compressor.check(self.optimizer)
-            mesh.agree({"compression": repr(compressor)})
-            arguments = self.regions, self.hosts, self.workers, self.dtype, self.seed, maximum
-            self.pieces = Pieces(mesh.communicator, compressor, *arguments)
-            sends = mesh.rank in self.workers
-            flat = {name: self.layout.zeros(self.dtype) if sends else None for name in compressor.memories}
-            for encoder, share in zip(self.pieces.encoders, self.shares if sends else (), strict=True):
-                encoder.memory = {name: memory[share] for name, memory in flat.items()}
-            self.memories = Memories(mesh, self.layout, flat, {})
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -160,14 +120,14 @@ class Served(GradientSync):
                 return result
         self.push()
         self.refused = None
-        if self.serves:
+        if self.is_server:
             try:
                 self.serve()
             except FloatingPointError as error:  # nothing was updated: the workers, who wait for an answer, are told
                 self.refused = error
             self.held[-1] = self.refused is not None
         self.pull()
-        if self.works and self.replica[-1]:
+        if self.is_worker and self.replica[-1]:
             self.refused = self.refused or FloatingPointError("the servers found a norm that is not finite")
         return super().finish_step()
 
@@ -175,24 +135,25 @@ class Served(GradientSync):
         """Send gradients, statistics and the message from the workers to the servers, which add them up."""
         if self.trees:
             mine, message = (tree.reduce_scatter() if i == 0 else tree.allreduce() for i, tree in enumerate(self.trees))
-            if self.serves:
+            if self.is_server:
                 self.sums[: -self.behind], self.sums[-self.behind :] = mine, message
             return
-        if self.serves:
+        if self.is_server:
             self.sums[:] = 0
         self.mesh.communicator.Run(self.pushing, "push")
         if self.pieces:
-            shares = [self.gradients[share] for share in self.shares] if self.works else []
-            self.pieces.reduce(shares, self.sums[: self.n] if self.serves else None, self.step)
+            shares = [self.gradients[share] for share in self.shares] if self.is_worker else []
+            self.pieces.reduce(shares, self.sums[: self.own_count] if self.is_server else None, self.step)
             self.pushes += 1
 
     def serve(self) -> None:
         """Update this server's slice, unless the message forbids it: every server has it, and all do the same."""
-        self.held[self.n :] = self.sums[self.n :]  # statistics and message are sums already
+        self.held[self.own_count :] = self.sums[self.own_count :]  # statistics and message are sums already
         result = StepMessage(self.sums[-self.behind : -1], np.empty(0), self.addends).result()
         if math.isfinite(result.loss) and not result.overflowed and result.agreed:
             among = self._sum_small if len(self.hosts) > 1 else None
-            self.optimizer.update(self.held[: self.n], self.sums[: self.n], self.slots, self.step, self.region, among)
+            held, sums = self.held[: self.own_count], self.sums[: self.own_count]
+            self.optimizer.update(held, sums, self.slots, self.step, self.region, among)
 
     def pull(self) -> None:
         """Send parameters, statistics and the message from the servers to the workers."""
@@ -212,47 +173,27 @@ class Served(GradientSync):
     def _sum_of_heads(self) -> StepResult:
         """Return what the messages of all workers say, without running statistics."""
         head = np.zeros(self.behind - 1, self.dtype)
-        if self.works:
+        if self.is_worker:
             head[:] = self.message.head
         self.mesh.sum_all(head)
         return StepMessage(head, np.empty(0), self.addends).result()
-
-    def set_epoch_steps(self, steps):
-        if self.pieces:
-            self.pieces.set_epoch_steps(steps)
 
     # ------------------------------------------------------------------------------------------------ the state
 
     def placed(self):
         layout, shard = self.layout, Shard(len(self.hosts))
-        if self.serves:
-            own = (Range(self.own.start, self.own.stop, 0),)
+        if self.is_server:
+            own = (Range(self.own_slice.start, self.own_slice.stop, 0),)
             yield PlacedArray("param", "parameters", self.held, layout, shard, own)
             yield PlacedArray("", "gradients", self.sums, layout, shard)
             for name, slot in self.slots.items():
                 yield PlacedArray(f"optimizer/{name}", "moments", slot, layout, shard, own)
-        if self.works:
+        if self.is_worker:
             yield PlacedArray("param", "parameters", self.replica, layout, copy=True)
             yield PlacedArray("", "gradients", self.pushed, layout)
         if self.memories:
             yield from self.memories.placed()
         yield from in_transit(*(tree.sums for tree in self.trees))
-
-    def bytes_sent(self):
-        if not self.pieces:
-            return {}
-        sent = self.mesh.communicator.allreduce(self.pieces.sent) / len(self.workers) / max(1, self.pushes)
-        pairs = sum(host != worker for worker in self.workers for host in self.hosts)
-        whole = self.layout.size * self.dtype.itemsize
-        return {"bytes_sent": sent, "bytes_dense": whole * pairs / (len(self.hosts) * len(self.workers))}
-
-    def describe(self):
-        one, own = len(self.hosts) == 1, self.hosts[0] not in self.workers
-        place = ("on a rank of its own" if one else "on ranks of their own") if own else "on workers"
-        servers = "1 parameter server" if one else f"{len(self.hosts)} parameter servers"
-        workers = "1 worker" if len(self.workers) == 1 else f"{len(self.workers)} workers"
-        how = f"; pushed as {self.compressor!r}" if self.compressor else ""
-        return f"{workers}, {servers} {place}, {self.slices[0][1]:,} values each{how}"
 
     def close(self):
         self.pushing.free()

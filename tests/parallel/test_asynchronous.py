@@ -82,7 +82,7 @@ def test_one_worker_is_one_process_with_any_optimizer(comm):
                 found = train(many, "mlp")
                 many.settle()
                 assert many.sync.updates == 5
-                assert not many.sync.works or found == losses
+                assert not many.sync.is_worker or found == losses
                 if ranks.rank == 0:
                     np.testing.assert_array_equal(
                         many.flat_parameters, one.flat_parameters, err_msg=f"{name}, {servers}"
@@ -110,7 +110,7 @@ def test_in_step_the_servers_make_the_step_of_data_parallelism(comm):
             free(many)
         assert len(ends) == 1, "in the order of workers: the same bits every time"
     control = server(comm, consistency="ssp:0")
-    if control.sync.works and comm.rank == 1:
+    if control.sync.is_worker and comm.rank == 1:
         control.sync.worker.push = lambda rate: (
             setattr(control.sync.worker, "samples", 0) or type(control.sync.worker).push(control.sync.worker, rate)
         )
@@ -132,7 +132,7 @@ def test_what_is_applied_is_what_was_pushed(comm):
             seen = nn.fit(many, loader, 2).history
             assert len(seen) == 2 and many.steps == 6
             mine = sum(sent, np.zeros(many.network.layout.size))
-            total = sum(comm.allgather(mine if many.sync.works else np.zeros(many.network.layout.size)))
+            total = sum(comm.allgather(mine if many.sync.is_worker else np.zeros(many.network.layout.size)))
             counts = many.counted()["staleness"]
             assert sum(counts["updates"]) == servers * sum(comm.allgather(len(sent)))
             if comm.rank == 0:
@@ -226,7 +226,7 @@ def test_a_bound_holds_and_is_reached_beside_a_straggler(comm):
                 for _ in range(5):
                     token.give()
             many.step(*batch)
-            if many.sync.works:
+            if many.sync.is_worker:
                 worker = many.sync.worker
                 apart.append(worker.clock - 1 - min(copy.least for copy in worker.copies))
         if free_steps == 5:
@@ -243,7 +243,7 @@ def test_a_bound_holds_and_is_reached_beside_a_straggler(comm):
 def test_a_server_that_breaks_the_bound_is_caught_by_who_reads(comm):
     many = server(comm, consistency="ssp:1")
     token = Token(comm, many, 1)
-    if many.sync.serves:
+    if many.sync.is_server:
         many.sync.server.clock_table.bound = math.inf
     said = ""
     try:
@@ -518,7 +518,7 @@ def test_a_loss_that_is_not_finite_ends_all_ranks_and_is_pushed_nowhere(comm):
                 many.step(x, y, total)
             many.settle()
         many.settle()
-        assert not many.sync.works or np.isfinite(many.flat_parameters).all()
+        assert not many.sync.is_worker or np.isfinite(many.flat_parameters).all()
         many.check_replicas()
         free(many)
     from nn.optim import clipping
@@ -526,7 +526,7 @@ def test_a_loss_that_is_not_finite_ends_all_ranks_and_is_pushed_nowhere(comm):
     many = server(comm, optimizer=nn.SGD(0.1, clip=clipping.ClipGlobalNorm(1.0)), consistency="async")
     with pytest.raises(FloatingPointError, match="norm"):
         for i, batch in enumerate(batches("mlp", many.shard)):
-            if many.sync.works and i == 1:
+            if many.sync.is_worker and i == 1:
                 many.sync.end_addend = lambda: many.gradients.fill(np.inf)
             many.step(*batch)
         many.settle()
@@ -566,12 +566,12 @@ network = nn.Network(nn.Sequential(nn.Linear(4, 3)), (4,))
 how = {"consistency": "ssp:1", "limit": 60}
 trainer = ParameterServer(network, nn.CrossEntropyLoss(), nn.SGD(0.1), c, **how)
 sync = trainer.sync
-x, y = np.ones((2 * sync.works, 4), "f4"), np.zeros(2 * sync.works, int)
+x, y = np.ones((2 * sync.is_worker, 4), "f4"), np.zeros(2 * sync.is_worker, int)
 for step in range(6):
     if (step, c.rank) == (2, 1):
         os.kill(os.getpid(), signal.SIGKILL)
     trainer.step(x, y, 4)
-if sync.works:
+if sync.is_worker:
     sync.worker.finish(0.1)
 else:
     sync.server.serve(float("inf"))

@@ -74,8 +74,8 @@ def test_what_is_not_sent_is_kept_and_dealt_to_other_workers(comm):
     many.sync.push = push
     many.step(x, y, total)
     everything, sums = comm.allreduce(gradient), np.zeros_like(gradient)
-    if many.sync.serves:
-        sums[many.sync.own] = many.sync.sums[: many.sync.own.stop - many.sync.own.start]
+    if many.sync.is_server:
+        sums[many.sync.own_slice] = many.sync.sums[: many.sync.own_slice.stop - many.sync.own_slice.start]
     left = comm.allreduce(many.sync.memories.flat["error"])
     np.testing.assert_allclose(comm.allreduce(sums) + left, everything, rtol=0, atol=1e-14)
     assert np.abs(left).max() > 1e-6
@@ -84,7 +84,7 @@ def test_what_is_not_sent_is_kept_and_dealt_to_other_workers(comm):
     assert many.memory()["moments"] == many.flat_parameters.nbytes, "of SGD none, and the error"
     fewer = make(comm, mlp, "topk:0.1", servers=1, place="own")
     fewer.load_state_dict(state)
-    kept = lambda: fewer.sync.memories.flat["error"] if fewer.sync.works else 0 * left
+    kept = lambda: fewer.sync.memories.flat["error"] if fewer.sync.is_worker else 0 * left
     np.testing.assert_allclose(comm.allreduce(kept()), left, atol=1e-15)
     fewer.load_state_dict({key: array for key, array in state.items() if not key.startswith("compress/")})
     assert not kept().any(), "nothing is left of a state without memories"
@@ -93,7 +93,7 @@ def test_what_is_not_sent_is_kept_and_dealt_to_other_workers(comm):
 @pytest.mark.mpi(ranks=3)
 def test_nan_leaves_everything_as_it_is_and_bad_methods_are_refused(comm):
     many = make(comm, mlp, "topk:0.1")
-    n = 4 if many.sync.works else 0
+    n = 4 if many.sync.is_worker else 0
     x, y = dataset("mlp").batch(np.arange(n))
     many.step(x, y, 8)
     kept = lambda: {name: [each.array.copy() for each in found] for name, found in many.table.held().items()}

@@ -52,6 +52,6 @@ def test_servers_have_no_samples(comm):
     from parallel import ParameterServer
 
     trainer = ParameterServer(network(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm), servers=1)
-    if trainer.sync.works:
+    if trainer.sync.is_worker:
         check(trainer.ctx.group("data"), trainer.sync.workers.index(comm.rank), 2)
     trainer.close()

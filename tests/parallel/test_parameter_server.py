@@ -213,7 +213,7 @@ def test_controls_differ(comm):
 
     def own_only():
         whole()
-        if many.sync.serves:
+        if many.sync.is_server:
             many.sync.sums[: -many.sync.behind] = many.sync.pushed[
                 slice(*many.sync.slices[many.sync.hosts.index(comm.rank)])
             ]
@@ -226,11 +226,11 @@ def test_controls_differ(comm):
     assert (
         difference(comm.bcast(many.flat_parameters), one_process("cnn", "momentum", steps=2)[0].flat_parameters) > 1e-6
     )
-    kept = comm.allgather(many.buffers.tobytes() if many.sync.works else None)
+    kept = comm.allgather(many.buffers.tobytes() if many.sync.is_worker else None)
     assert kept[0] == kept[1], "workers keep the same running statistics"
     if comm.rank == 1:
         many.flat_parameters[3] = np.nextafter(many.flat_parameters[3], 1)
-    if many.sync.works:
+    if many.sync.is_worker:
         from parallel import ReplicaError
 
         with pytest.raises(ReplicaError, match=r"on ranks \[1\] differs"):
@@ -249,7 +249,7 @@ def test_memory_evaluation_and_resuming(comm):
         many.step(*batch)
     size = many.network.layout.size
     assert sum(slot.size for slot in many.slots.values()) == (2 * size if comm.rank == 2 else 0), "moments are servers'"
-    assert hasattr(many, "gradients") == many.sync.works, "a rank that only serves has room for no gradients"
+    assert hasattr(many, "gradients") == many.sync.is_worker, "a rank that only serves has room for no gradients"
     kept = comm.bcast({name: array.copy() for name, array in many.state_dict().items()})
     assert kept.keys() == one.state_dict().keys()
     ends = []
@@ -280,7 +280,7 @@ def test_nan_on_one_worker_is_told_by_all_before_any_update(comm):
     for network, servers, place in [(mlp, 2, "own"), (cnn, 1, "own"), (mlp, 3, "workers")]:
         many = make(comm, network, servers=servers, place=place)
         before = {name: [each.array.copy() for each in found] for name, found in many.table.held().items()}
-        n = 4 if many.sync.works else 0
+        n = 4 if many.sync.is_worker else 0
         x, y = np.zeros((n, 8, 8, 1)), np.zeros(n, int)
         if comm.rank == 1:
             x[2] = np.nan
@@ -304,7 +304,7 @@ from parallel import ParameterServer
 c = Communicator(MPI.COMM_WORLD, watch=LIMIT)
 network = nn.Network(Sequential(nn.Linear(4, 3)), (4,))
 trainer = ParameterServer(network, nn.CrossEntropyLoss(), nn.SGD(0.1), c)
-x, y = np.ones((2 * trainer.sync.works, 4), "f4"), np.zeros(2 * trainer.sync.works, int)
+x, y = np.ones((2 * trainer.sync.is_worker, 4), "f4"), np.zeros(2 * trainer.sync.is_worker, int)
 
 def lost():
     time.sleep(1000)
@@ -339,12 +339,14 @@ def test_memory_and_bytes_of_workers_and_servers(comm):
         traffic = Traffic(Communicator(comm))
         many = ParameterServer(network, nn.CrossEntropyLoss(), nn.Adam(0.01), traffic, SEED, servers, place)
         memory = MemoryReport(many, traffic, 0)
-        rows = 2 if many.sync.works else 0
+        rows = 2 if many.sync.is_worker else 0
         x, y = np.zeros((rows, 480), np.float32), np.zeros(rows, int)
         many.step(x, y, 12, 2)
         found, formula = many.memory(), many.formula()
         assert all(found[kind] == pytest.approx(size, abs=100) for kind, size in formula.items())
-        assert sum(formula.values()) == pytest.approx((2 * many.sync.works + 4 / servers * many.sync.serves) * psi)
+        assert sum(formula.values()) == pytest.approx(
+            (2 * many.sync.is_worker + 4 / servers * many.sync.is_server) * psi
+        )
         behind = many.sync.behind * 4  # bytes of loss and size of the batch, with every message
         assert traffic.bytes["run"] == sent[comm.rank] * psi + messages[comm.rank] * behind
         report = memory.report()

@@ -77,7 +77,7 @@ def test_one_replica_of_several_ranks_is_one_process(comm):
                 many = make(ranks, name, rule(), network, servers, way=way, **more)
                 found = [many.step(*batch, parts) for batch in batches(model, many.shard)]
                 many.settle()
-                if many.sync.works:
+                if many.sync.is_worker:
                     np.testing.assert_allclose(found, losses, rtol=1e-12)
                 many.check_replicas()
                 assert_state(ranks, many, one, (name, model, rule(), servers))
@@ -94,7 +94,7 @@ def assert_pipeline_is_one_process(comm, case, together, servers=1, name="Downpo
     many = make(comm, name, rule(), network, servers, **together, **options)
     found = [many.step(*batch) for batch in batches(data, many.shard)]
     many.settle()
-    if many.sync.works:
+    if many.sync.is_worker:
         np.testing.assert_allclose(found, losses, rtol=1e-12)
     many.check_replicas()
     assert_state(comm, many, one, (case, together, name))
@@ -137,7 +137,7 @@ def test_without_a_stage_a_pipeline_is_not_one_process(comm, monkeypatch):
 
     monkeypatch.setattr(Replica, "pairs", own_only)
     many = make(comm, optimizer=adagrad(), **PIPELINE)
-    first = comm.bcast(many.sync.server.held.copy() if many.sync.serves else None, root=2)
+    first = comm.bcast(many.sync.server.held.copy() if many.sync.is_server else None, root=2)
     for batch in batches("mlp", many.shard):
         many.step(*batch)
     many.settle()
@@ -204,7 +204,7 @@ def test_what_is_applied_is_what_two_replicas_pushed(comm):
         total, pushes = sum(comm.allgather(mine)), sum(comm.allgather(len(sent) if leads else 0))
         assert sum(many.counted()["staleness"]["updates"]) == pushes
         last = sync.parameters
-        if sync.works and sync.replica:
+        if sync.is_worker and sync.replica:
             last = sync.replica.gather(last)
         if comm.rank == 0:
             way = (start - last) / 0.1
@@ -284,7 +284,7 @@ def test_a_loss_that_is_not_finite_ends_all_ranks(comm):
             many.settle()
         many.settle()
         many.check_replicas()
-        assert not many.sync.works or np.isfinite(many.flat_parameters).all()
+        assert not many.sync.is_worker or np.isfinite(many.flat_parameters).all()
         free(many)
 
 

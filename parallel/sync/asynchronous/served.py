@@ -50,21 +50,20 @@ from parallel.sync.asynchronous.worker import Worker
 from parallel.sync.compression.base import Compressor
 from parallel.sync.local_update import LocalUpdate
 from parallel.sync.mailbox import LIMIT, Mailbox
-from parallel.sync.push_pull import server_slices
-from parallel.sync.served import Served
+from parallel.sync.server_roles import ServerRoles
 from parallel.sync.step_result import SizeLog, StepResult, late_disagreement
 
 UPDATES, SQUARES = OWN + "updates", OWN + "mean_square"  # in a checkpoint
 PATIENCE = 1.5  # times as long a server waits for replicas of several ranks: one that waits for another says so first
 
 
-class Asynchronous(LocalUpdate, Served):
+class Asynchronous(LocalUpdate, ServerRoles):
     """A server applies each worker's gradients when they come.
 
     Parameters
     ----------
     size, servers, place, compressor
-        As for Served.
+        As for ServerRoles.
     bound : float
         How many clocks a worker may be ahead of the slowest; math.inf for any.
     ahead : bool
@@ -102,8 +101,8 @@ class Asynchronous(LocalUpdate, Served):
     ):
         super().__init__(size, servers, place, compressor)
         self.compensate, self.limit = compensate, limit
-        usual = {"bound": math.inf, "ahead": False, "push_every": 1, "fetch_every": 1, "warm": 0, "local": False}
-        self.schedule = usual | schedule
+        defaults = {"bound": math.inf, "ahead": False, "push_every": 1, "fetch_every": 1, "warm": 0, "local": False}
+        self.schedule = defaults | schedule
 
     @property
     def phases(self):
@@ -111,30 +110,26 @@ class Asynchronous(LocalUpdate, Served):
         compute = (("compute", "compute_gradients", False),)
         worker = ("wait", "sync.worker.wait_for_answers", False), ("push", "sync.worker.push", False)
         server = ("wait", "sync.server.serve", False), ("update", "sync.server.apply", False)
-        return compute + (worker if self.works else ()) + (server if self.serves else ())
+        return compute + (worker if self.is_worker else ()) + (server if self.is_server else ())
 
     def allocate(self):
         mesh, layout, own = self.mesh, self.undivided.layout, self.network.layout
         self.layout = layout
-        self.works, self.serves = mesh.index is not None, mesh.rank in self.hosts
+        self.divide_parameters()
         self.workers = self.workers[:: mesh.model_size]  # of each replica the first rank
         self.replica = Replica(mesh, self.network, layout) if mesh.model else None
         if len(self.hosts) > 1:
             refuse_norms(self.optimizer)
-        # The slices of synchronous servers, so that a checkpoint's shards are the same.
-        self.slices = server_slices(layout.size + self.undivided.buffer_layout.size, len(self.hosts))
-        self.shares = [slice(lo, max(lo, min(hi, layout.size))) for lo, hi in self.slices]
-        self.regions = [layout.region(share.start, share.stop) for share in self.shares]
         self.parameters, self.gradients = own.zeros(self.dtype), own.zeros(self.dtype)
         self.first_values()
         self.mailbox = self._mailbox()
         self.slots, self.worker, self.server, self.loss = {}, None, None, 0.0
-        self.pushes, self.sizes = 0, SizeLog()
-        self.update_count = np.zeros((), int)  # `updates`, for the state
+        self.sizes = SizeLog()
+        self.updates = np.zeros((), int)  # of every server, at the last synchronization
         self._allocate_pieces(None)
-        if self.serves:
+        if self.is_server:
             self._serve_slice(self.hosts.index(mesh.rank))
-        if self.works:
+        if self.is_worker:
             more = self.parameters, self.gradients, self.pieces, self.replica
             known = (self.hosts, self.shares) if mesh.rank in self.workers else ([], [])
             self.worker = Worker(self.mailbox, mesh.rank, *known, *more, **self.schedule)
@@ -151,7 +146,7 @@ class Asynchronous(LocalUpdate, Served):
         self.layout.initialize(whole, self.seed)
         self.mesh.communicator.Bcast(whole, root=0)
         self.write_parameters(whole)
-        if self.works:
+        if self.is_worker:
             self.mesh.data.Bcast(self.buffers, root=0)
         self.p, self.g = own.views(self.parameters), own.views(self.gradients)
 
@@ -165,14 +160,13 @@ class Asynchronous(LocalUpdate, Served):
     def _mailbox(self) -> Mailbox:
         rank = self.mesh.rank
         roles = [*(("worker", worker) for worker in self.workers), *(("server", host) for host in self.hosts)]
-        peers = {*(self.workers if self.serves else ()), *(self.hosts if rank in self.workers else ())}
-        limit = self.limit * (PATIENCE if self.serves and self.mesh.model_size > 1 else 1)
+        peers = {*(self.workers if self.is_server else ()), *(self.hosts if rank in self.workers else ())}
+        limit = self.limit * (PATIENCE if self.is_server and self.mesh.model_size > 1 else 1)
         return Mailbox(self.mesh.communicator, {role: role[1] for role in roles}, KINDS, peers, limit, mortal="worker")
 
     def _serve_slice(self, number: int) -> None:
         clock_table = ClockTable(self.workers, self.schedule["bound"], self.schedule["warm"])
-        self.own = self.shares[number]
-        held, decoder = self.parameters[self.own].copy(), self.pieces and self.pieces.decoder
+        held, decoder = self.parameters[self.own_slice].copy(), self.pieces and self.pieces.decoder
         region, more = self.regions[number], (decoder, self.compensate)
         self.server = Server(self.mailbox, self.mesh.rank, clock_table, held, region, self.optimizer, *more)
         self.slots = self.server.slots
@@ -191,24 +185,19 @@ class Asynchronous(LocalUpdate, Served):
                 "give servers ranks of their own (place='own'), or train synchronously"
             )
         if self.settled:
-            if self.serves:
+            if self.is_server:
                 self.server.open(step)
-            if self.works:
-                self.worker.open(step, self.updates)
+            if self.is_worker:
+                self.worker.open(step, int(self.updates))
         hooks = super().begin_step(step, samples, total, parts)
         self.samples, self.loss = samples, 0.0
         self.sizes.add(step, total)
-        if self.works:
+        if self.is_worker:
             self.worker.read()
         return hooks
 
-    updates = 0  # that every server had made when all last met
-
     def set_loss(self, loss, total):
         self.loss = loss
-
-    def end_addend(self):
-        """`finish_step` pushes them."""
 
     def finish_step(self):
         """Push, or report a loss that is not finite; a server on a rank of its own serves as long as the step lasts."""
@@ -231,12 +220,12 @@ class Asynchronous(LocalUpdate, Served):
         return StepResult(loss, True)
 
     def look(self):
-        if self.works and not (self.settled or self.looking):
+        if self.is_worker and not (self.settled or self.looking):
             self.worker.finish_pending_read()
         return super().look()
 
     def trained(self):
-        if self.works:
+        if self.is_worker:
             yield self.parameters
         yield self.buffers
 
@@ -245,17 +234,16 @@ class Asynchronous(LocalUpdate, Served):
 
         If other ranks settle meanwhile, for a loss that is not finite, this rank does as well.
         """
-        if self.works:
+        if self.is_worker:
             self.worker.pause()
-            self.updates = self.worker.copies[0].version if self.worker.copies else 0
-        if self.serves:
+        if self.is_server:
             self.server.rest()
-            self.updates = self.server.updates
+        self._count_updates()
         # No server answers a worker's next step before all have read.
         everyone = self.mesh.allgather(self._status(settles=False))
         if any(settles for settles, *_ in everyone):
             self.before_looking, self.settled = None, True
-            if self.works:
+            if self.is_worker:
                 self.worker.forget()
             return self._conclude(everyone)
         self._average_statistics()
@@ -265,9 +253,9 @@ class Asynchronous(LocalUpdate, Served):
         if not self.looking:
             return
         super().resume()
-        if self.serves:
+        if self.is_server:
             self.server.resume()
-        if self.works:
+        if self.is_worker:
             self.worker.resume()
 
     def before_load(self):
@@ -275,13 +263,13 @@ class Asynchronous(LocalUpdate, Served):
 
     def forget(self):
         """Drop what workers have gathered."""
-        if self.works:
+        if self.is_worker:
             self.worker.forget()
         super().forget()
         self.sizes.clear()
 
     def _average_statistics(self) -> None:
-        if self.works and self.buffers.size:
+        if self.is_worker and self.buffers.size:
             self.mean(self.buffers)
 
     def settle(self):
@@ -297,18 +285,24 @@ class Asynchronous(LocalUpdate, Served):
         self.resume()
         if self.settled:
             return False
-        if self.works:
+        if self.is_worker:
             self.worker.finish(float(self.optimizer.lr))
-            self.updates = self.worker.copies[0].version if self.worker.copies else 0
-        if self.serves:
+        if self.is_server:
             self.server.rest()
-            self.updates = self.server.updates
+        self._count_updates()
         self.settled = True
         return self._conclude(self.mesh.allgather(self._status(settles=True)))
 
+    def _count_updates(self) -> None:
+        """Note how many updates the servers have made; 0 where this rank neither serves nor reads from them."""
+        if self.is_server:
+            self.updates[...] = self.server.updates
+        else:
+            self.updates[...] = self.worker.copies[0].version if self.worker.copies else 0
+
     def _status(self, settles: bool) -> tuple[bool, str, bool, int]:
         """Return this rank's part of what all ranks exchange when they settle or look."""
-        return settles, self.server.error if self.serves else "", self.bad, self.sizes.checksum()
+        return settles, self.server.error if self.is_server else "", self.bad, self.sizes.checksum()
 
     def _conclude(self, everyone: list[tuple[bool, str, bool, int]]) -> bool:
         """Raise the errors of any rank, and return whether a loss was not finite (collective)."""
@@ -327,7 +321,7 @@ class Asynchronous(LocalUpdate, Served):
     def counted(self):
         """Staleness of the updates of all servers: how many were made between the read and the push of each."""
         mine: Counter[int] = Counter()
-        if self.serves:
+        if self.is_server:
             mine, self.server.staleness = self.server.staleness, Counter()
         found = sum(self.mesh.allgather(mine), Counter())
         if not found:
@@ -340,8 +334,8 @@ class Asynchronous(LocalUpdate, Served):
 
     def placed(self):
         layout, own, shard = self.layout, self.network.layout, Shard(len(self.hosts))
-        if self.serves:
-            server, here = self.server, (Range(self.own.start, self.own.stop, 0),)
+        if self.is_server:
+            server, here = self.server, (Range(self.own_slice.start, self.own_slice.stop, 0),)
             yield PlacedArray("param", "parameters", server.held, layout, shard, here)
             yield PlacedArray("", "gradients", server.sums, layout, shard)
             for name, slot in self.slots.items():
@@ -350,7 +344,7 @@ class Asynchronous(LocalUpdate, Served):
                 yield PlacedArray(SQUARES, "moments", server.compensation.mean_square, layout, shard, here)
             yield from in_transit(*server.buffers)
         yield from in_transit(*self.mailbox.buffers.values())
-        if self.works:
+        if self.is_worker:
             yield PlacedArray("param", "parameters", self.parameters, own, copy=True)
             for array in {id(array): array for array in (self.gradients, self.worker.unpushed)}.values():
                 yield PlacedArray("", "gradients", array, own)
@@ -358,13 +352,13 @@ class Asynchronous(LocalUpdate, Served):
                 yield from in_transit(self.replica.whole, *self.replica.parts)
         if self.memories:
             yield from self.memories.placed()
-        self.update_count[...] = self.updates
-        yield PlacedArray(UPDATES, "", self.update_count)
+        yield PlacedArray(UPDATES, "", self.updates)
 
     def loaded(self, steps, anew=()):
-        self.updates = steps * len(self.workers) if kind_of_private(UPDATES) in anew else int(self.update_count)
-        if self.serves:
-            self.server.updates, self.server.undecayed = self.updates, 0
+        if kind_of_private(UPDATES) in anew:
+            self.updates[...] = steps * len(self.workers)
+        if self.is_server:
+            self.server.updates, self.server.undecayed = int(self.updates), 0
 
     def describe(self):
         s = self.schedule
