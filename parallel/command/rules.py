@@ -232,7 +232,7 @@ OF_OPTIONS = (
 
 # What ranks must have alike beside the options: what their collectives do. Launchers, and tools that start them, give
 # each host an environment of its own.
-ALIKE = ("RINGPROP_WATCH", "RINGPROP_DEBUG", "RINGPROP_TUNE")
+SHARED_ENVIRONMENT = ("RINGPROP_WATCH", "RINGPROP_DEBUG", "RINGPROP_TUNE")
 RANK_OPTIONS = ("out", "ranks")  # options that ranks need not have alike
 
 
@@ -313,7 +313,7 @@ def settings(options: Options) -> dict:
     """This rank's options and environment variables, as far as all ranks must have the same."""
     from collectives.algorithms import ALGORITHMS
 
-    names = [*ALIKE, *(f"RINGPROP_{operation.upper()}" for operation in ALGORITHMS)]
+    names = [*SHARED_ENVIRONMENT, *(f"RINGPROP_{operation.upper()}" for operation in ALGORITHMS)]
     found = {flag(name): value for name, value in dataclasses.asdict(options).items() if name not in RANK_OPTIONS}
     return found | {name: os.environ[name] for name in names if name in os.environ}
 

@@ -23,7 +23,7 @@ from parallel.state.fragments import Fragment, GatheredFragments
 KEPT = 2
 
 
-class Part(NamedTuple):
+class RankFragments(NamedTuple):
     """Fragments of one rank, as bytes one after the other.
 
     Attributes
@@ -36,7 +36,7 @@ class Part(NamedTuple):
     data: np.ndarray
 
     @classmethod
-    def of(cls, fragments: Iterable[Fragment]) -> Part:
+    def of(cls, fragments: Iterable[Fragment]) -> RankFragments:
         """Copy some fragments."""
         kinds, arrays = [], []
         for each in fragments:
@@ -62,7 +62,7 @@ class PartnerCheckpoint(NamedTuple):
     key : (step, generation)
     rank, ranks : int
         Of this process, then.
-    mine, before : Part
+    mine, before : RankFragments
         Of this rank, and of the one before it.
     progress : dict
     """
@@ -70,12 +70,12 @@ class PartnerCheckpoint(NamedTuple):
     key: tuple[int, int]
     rank: int
     ranks: int
-    mine: Part
-    before: Part
+    mine: RankFragments
+    before: RankFragments
     progress: dict
 
     @property
-    def holds(self) -> dict[int, Part]:
+    def holds(self) -> dict[int, RankFragments]:
         """Return the parts that are here, by rank."""
         return {(self.rank - 1) % self.ranks: self.before, self.rank: self.mine}
 
@@ -99,11 +99,11 @@ class PartnerCheckpoints:
         communicator = trainer.communicator
         rank, ranks = communicator.rank, communicator.size
         after, first = (rank + 1) % ranks, (rank - 1) % ranks
-        mine = Part.of(trainer.fragments())
+        mine = RankFragments.of(trainer.fragments())
         known = self.copies[-1] if self.copies and self.copies[-1].key[1] == generation else None
         # What they are stays the same as long as the ranks do.
         kinds = known.before.kinds if known else communicator.sendrecv(mine.kinds, after, source=first)
-        before = Part(kinds, np.empty(sum(size * each.array.itemsize for each, size in kinds), np.uint8))
+        before = RankFragments(kinds, np.empty(sum(size * each.array.itemsize for each, size in kinds), np.uint8))
         communicator.Sendrecv(mine.data, after, 0, before.data, first, 0)
         self.copies = [
             *self.copies,
@@ -129,7 +129,7 @@ class PartnerCheckpoints:
             if comm.rank == 0 != holder:
                 kinds, size = comm.recv(source=holder)
                 comm.Recv(data := np.empty(size, np.uint8), holder)
-                parts.append(Part(kinds, data))
+                parts.append(RankFragments(kinds, data))
             elif comm.rank == holder:
                 part = copy.holds[number]
                 if holder:
@@ -144,7 +144,7 @@ class RestoredState(NamedTuple):
 
     step: int
     progress: dict
-    parts: list[Part]
+    parts: list[RankFragments]
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the state, as any trainer loads it from its first rank."""

@@ -56,25 +56,6 @@ def weak_efficiency(one: float, many: float) -> float:
     return one / many
 
 
-def communication_ratio(communication: float, computation: float) -> float:
-    """Return seconds of communication per second of computation; computation is 1 / (1 + ratio) of the time."""
-    if computation <= 0:
-        raise ValueError(f"communication ratio: expected seconds of computation above 0, given {computation}")
-    return communication / computation
-
-
-def data_parallel_intensity(parameters: float, operations: float, samples: float, ranks: float) -> float:
-    """Return elements that a rank sends per operation that it computes, when all gradients are summed.
-
-    2 (p-1)/p Psi / (samples per rank x operations per sample). For many ranks a fully connected layer, which uses each
-    weight once per sample, comes to 2 / (6 samples); a convolution uses a weight at every position of an image, and
-    comes to hundreds of times less.
-    """
-    if min(operations, samples) <= 0:
-        raise ValueError(f"expected operations and samples above 0, given {operations} and {samples}")
-    return 2 * (_ranks(ranks) - 1) / ranks * parameters / (operations * samples)
-
-
 def bandwidth_to_hide(nbytes: float, ranks: float, seconds: float) -> float:
     """Return the bandwidth at which a ring allreduce of `nbytes` takes as long as the backprop that hides it."""
     if seconds <= 0:

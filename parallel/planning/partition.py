@@ -51,7 +51,7 @@ class PlannedStage(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Partition:
     """Stages of a network, and what a mini-batch takes.
 
     Attributes
@@ -87,7 +87,7 @@ def partition(
     bandwidth: float | Sequence[float],
     memory: float = inf,
     counting: str = "paper",
-) -> Plan:
+) -> Partition:
     """Return the stages with the highest throughput.
 
     Parameters
@@ -121,7 +121,7 @@ def partition(
             f"more workers or memory, or a smaller mini-batch; the largest layer and its input take "
             f"{search.largest:,.0f} bytes in one version"
         )
-    return Plan(tuple(search.stages(len(sizes) - 1, 0, len(layers))), seconds, search.data_parallel())
+    return Partition(tuple(search.stages(len(sizes) - 1, 0, len(layers))), seconds, search.data_parallel())
 
 
 class Table(NamedTuple):

@@ -12,7 +12,7 @@ from parallel.planning.job import Axes, Job
 from parallel.planning.profile import LayerProfile
 
 
-class Part(NamedTuple):
+class RankWork(NamedTuple):
     """Work of the busiest rank in a step.
 
     Attributes
@@ -41,7 +41,7 @@ class Part(NamedTuple):
         return sum(layer.parameters for layer in self.layers)
 
     @property
-    def alike(self) -> float:
+    def replicated(self) -> float:
         """Bytes of the parameters that all ranks of the axis "expert" have."""
         return self.parameters - sum(layer.experts for layer in self.layers)
 
@@ -59,7 +59,7 @@ class Part(NamedTuple):
 
 
 @lru_cache(256)
-def part_of(job: Job, axes: Axes, network: Network, readers: int = 0, waiting: bool = False) -> Part:
+def part_of(job: Job, axes: Axes, network: Network, readers: int = 0, waiting: bool = False) -> RankWork:
     """Return the work of the busiest rank among `readers` replicas; 0 stands for those of "data" and "expert".
 
     With `waiting` the seconds of the layers include what they wait for on the axes "tensor" and "context", because a
@@ -90,10 +90,10 @@ def part_of(job: Job, axes: Axes, network: Network, readers: int = 0, waiting: b
                 "backward": cut["backward"] + each + waits.backward,
             }
         found.append(layer._replace(**cut))
-    return Part(share, tuple(found), seconds, nbytes, workers, routing)
+    return RankWork(share, tuple(found), seconds, nbytes, workers, routing)
 
 
-def sum_over_experts(mine: Part, axes: Axes, network: Network) -> tuple[float, float]:
+def sum_over_experts(mine: RankWork, axes: Axes, network: Network) -> tuple[float, float]:
     """Return seconds and bytes of the sum, along the axis "expert", of the gradients that all its ranks have.
 
     Raises
@@ -103,10 +103,10 @@ def sum_over_experts(mine: Part, axes: Axes, network: Network) -> tuple[float, f
     """
     if axes.expert == 1:
         return 0.0, 0.0
-    if mine.alike == mine.parameters:
+    if mine.replicated == mine.parameters:
         raise ValueError(f"an axis expert={axes.expert} needs a network with experts: leave it out")
     group = axes.group("expert", False)
-    return group.allreduce(mine.alike, network), 2 * group.sent(mine.alike)
+    return group.allreduce(mine.replicated, network), 2 * group.sent(mine.replicated)
 
 
 def exposed(layer: LayerProfile, axes: Axes, network: Network) -> dict[str, Exposed]:

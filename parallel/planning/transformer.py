@@ -103,7 +103,7 @@ A100 = Machine(
 )
 
 
-class Step(NamedTuple):
+class StepCost(NamedTuple):
     """Seconds of a step, and what a micro-batch takes of it on the slowest rank."""
 
     seconds: float
@@ -124,7 +124,7 @@ def step(
     stages: int = 1,
     chunks: int = 1,
     selective: bool = False,
-) -> Step:
+) -> StepCost:
     """Seconds of a step: every layer's products, elementwise work and sums; stages in (interleaved) 1F1B; Adam.
 
     Parameters
@@ -157,7 +157,7 @@ def step(
     count = batch / micro
     bubble = (stages - 1) / chunks * (own * (forward + backward + sums) + crossing + adding)
     update = machine.move(32 * model.parameters / (t * stages))  # 16 bytes a parameter, read and written
-    return Step(
+    return StepCost(
         count * busy + bubble + update, own * forward, own * backward + adding, own * sums, crossing, update, bubble
     )
 

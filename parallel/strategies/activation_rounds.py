@@ -18,7 +18,7 @@ from parallel.strategies.activation_transfer import pack, transfer, transfer_dty
 from parallel.strategies.tensor.moves import Cut
 
 
-class Round(NamedTuple):
+class ActivationRound(NamedTuple):
     """The samples of one pass through the fully-connected layers: of every rank some of its rows."""
 
     rows: list[tuple[int, int]]
@@ -29,15 +29,17 @@ class Round(NamedTuple):
         return [hi - lo for lo, hi in self.rows]
 
 
-def rounds(scheme: str, samples: list[int]) -> list[Round]:
+def rounds(scheme: str, samples: list[int]) -> list[ActivationRound]:
     """Return the rounds of a step, given how many samples the ranks have; empty rounds are left out."""
     ranks = len(samples)
     if scheme == "turns":
-        found = [Round([(0, n if rank == turn else 0) for rank, n in enumerate(samples)]) for turn in range(ranks)]
+        found = [
+            ActivationRound([(0, n if rank == turn else 0) for rank, n in enumerate(samples)]) for turn in range(ranks)
+        ]
     elif scheme == "shares":
-        found = [Round([chunk(n, ranks, i) for n in samples]) for i in range(ranks)]
+        found = [ActivationRound([chunk(n, ranks, i) for n in samples]) for i in range(ranks)]
     else:
-        found = [Round([(0, n) for n in samples])]
+        found = [ActivationRound([(0, n) for n in samples])]
     return [one for one in found if sum(one.counts)]
 
 
@@ -63,7 +65,7 @@ class Rounds:
         """Return of every rank (position of its first sample in the batch, how many it has)."""
         return [tuple(map(int, each)) for each in self.group.gather(np.array([first, count]))]
 
-    def rounds(self, a, y, samples: list[int]) -> Iterator[tuple[Round, np.ndarray, np.ndarray]]:
+    def rounds(self, a, y, samples: list[int]) -> Iterator[tuple[ActivationRound, np.ndarray, np.ndarray]]:
         """Yield (round, activations, targets); those of the next round travel while one is computed."""
         todo = rounds(self.scheme, samples)
         waiting = [self.begin(todo[0], a)] if todo else []
@@ -82,7 +84,7 @@ class Rounds:
         padded[: len(rows)] = rows
         return [theirs[:n] for theirs, n in zip(self.group.gather(padded), samples, strict=True)]
 
-    def begin(self, one: Round, a: np.ndarray) -> Callable[[], np.ndarray]:
+    def begin(self, one: ActivationRound, a: np.ndarray) -> Callable[[], np.ndarray]:
         """Send the activations of a round; return a function that waits for them."""
         lo, hi = one.rows[self.rank]
         if self.scheme == "features":
@@ -112,7 +114,7 @@ class Rounds:
     def _sent(self, a: np.ndarray) -> np.ndarray:
         return pack(self.context, np.ascontiguousarray(a))
 
-    def return_gradients(self, gx: np.ndarray, one: Round, ga: np.ndarray) -> None:
+    def return_gradients(self, gx: np.ndarray, one: ActivationRound, ga: np.ndarray) -> None:
         """Sum the gradients of a round's activations, on the ranks that have computed them."""
         (lo, hi), counts = one.rows[self.rank], one.counts
         if self.scheme == "features":
@@ -123,7 +125,7 @@ class Rounds:
         else:
             ga[lo:hi] = self.group.sum_part(_apart(gx, counts))[: hi - lo]
 
-    def swapped(self, a: np.ndarray, one: Round) -> np.ndarray:
+    def swapped(self, a: np.ndarray, one: ActivationRound) -> np.ndarray:
         """Return all ranks' samples of this rank's features."""
         most, width = max(one.counts), -(-self.cut.size // self.ranks)
         out = np.zeros((self.ranks, most, width), a.dtype)
@@ -132,7 +134,7 @@ class Rounds:
             piece[: len(a), : t - f] = a[:, f:t]
         return _joined(transfer(self.ctx, self.group.swap, out), one.counts)[:, : self.cut.share(self.group)]
 
-    def swapped_back(self, gx: np.ndarray, one: Round) -> np.ndarray:
+    def swapped_back(self, gx: np.ndarray, one: ActivationRound) -> np.ndarray:
         """Return the gradient of this rank's samples for all features; there is nothing to sum."""
         most, width = max(one.counts), -(-self.cut.size // self.ranks)
         out = np.zeros((self.ranks, most, width), gx.dtype)

@@ -14,7 +14,7 @@ import math
 
 from parallel.axis import AXES, DIVIDE_NETWORK, DIVIDE_SAMPLES, combinable
 from parallel.settings import OptionError
-from parallel.strategies.declaration import ALIKE, ROUNDED, TREE, Supports
+from parallel.strategies.declaration import ROUNDED, ROUNDING_ALIKE, TREE, Supports
 
 # What ddp supports where the mesh has one of these axes; and ZeRO's stages, less what they do not support without.
 SUPPORTS = {
@@ -25,7 +25,7 @@ SUPPORTS["expert"] = Supports(
     axes=combinable("expert"),
     mixed=True,
     elastic=True,
-    compress=ALIKE,
+    compress=ROUNDING_ALIKE,
     not_compressed=ROUNDED,
     reproducible=False,
     not_reproducible="an expert computes the positions of all ranks in one product, whose rounding depends on how many "
@@ -53,7 +53,7 @@ def has(options, axis: str) -> bool:
     return mesh(options).get(axis, 1) > 1
 
 
-def serves_apart(options) -> bool:
+def has_server_ranks(options) -> bool:
     """Whether the last ranks only serve those on the axes."""
     from parallel.strategies import STRATEGIES
 
@@ -88,7 +88,7 @@ def sizes(options, ranks: int) -> dict[str, int]:
     """Return the ranks of every axis, of `ranks` in all; an axis that is not named has what is left."""
     from parallel.mesh import sizes
 
-    given, servers = mesh(options), options.servers if serves_apart(options) else 0
+    given, servers = mesh(options), options.servers if has_server_ranks(options) else 0
     if "pipeline" not in given and is_pipeline(options):
         given["pipeline"] = max(1, (ranks - servers) // math.prod(given.values()))
     if "tensor" not in given and options.strategy_name == "tensor":

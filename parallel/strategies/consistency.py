@@ -68,7 +68,7 @@ class Consistency(Keys):
         return cls(name, **{"bound": math.inf if name == "async" else 0} | values)
 
 
-def check_apart(network, shards: int = 0) -> None:
+def check_local_updates(network, shards: int = 0) -> None:
     """Refuse what needs all ranks in every step, where each is at a step of its own."""
     refuse(bool(shards), "virtual shards are added up over all ranks in every step, and here each is at its own")
     synchronized = any(layer.synchronized for _, layer, _, _ in network.layers())

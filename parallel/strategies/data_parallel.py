@@ -23,7 +23,7 @@ from parallel.axis import AXES
 from parallel.guesses import answer_keywords
 from parallel.settings import OptionError, changed, flag, option, refuse
 from parallel.strategies import axes
-from parallel.strategies.consistency import Consistency, ConsistencyOptions, check_apart
+from parallel.strategies.consistency import Consistency, ConsistencyOptions, check_local_updates
 from parallel.strategies.declaration import LOCAL_UPDATE, NODE_MEMORY, Strategy, Supports
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def StaleDataParallel(
         mesh.close()
         return DistributedDataParallel(network, loss, optimizer, communicator, seed, **options)
     refuse(bool(options), f"{', '.join(options)}: late gradients are summed by messages")
-    check_apart(network)
+    check_local_updates(network)
     return DistributedTrainer(
         network, loss, optimizer, mesh, ForwardBackward(), Stale(delay), seed, "StaleDataParallel"
     )

@@ -3,7 +3,7 @@
     STRATEGY = Strategy(
         name="zero2", title="ZeRO stage 2", sources=("Rajbhandari et al. 2020",),
         build=build,                                  # options of the command line, ... -> trainer
-        supports=Supports(compress=KEEP_NOTHING, mixed=True, elastic=True),
+        supports=Supports(compress=STATELESS, mixed=True, elastic=True),
         options=(ShardOptions,), keys=None,           # its flags; its keys, as in local-sgd:8
         ...
     )
@@ -21,10 +21,10 @@ from dataclasses import dataclass, fields
 
 from parallel.settings import Keys
 
-KEEP_NOTHING = ("none", "fp16", "qsgd", "terngrad")
-ALIKE = ("none", "fp16")  # round the same number alike on every rank
-ALONE = (*KEEP_NOTHING, "onebit", "signsgd", "topk", "threshold", "dgc")  # messages of single ranks
-ALL = (*ALONE, "powersgd")
+STATELESS = ("none", "fp16", "qsgd", "terngrad")
+ROUNDING_ALIKE = ("none", "fp16")  # round the same number alike on every rank
+PER_RANK_MESSAGES = (*STATELESS, "onebit", "signsgd", "topk", "threshold", "dgc")  # messages of single ranks
+ALL = (*PER_RANK_MESSAGES, "powersgd")
 REPLICA_AXES = ("data", "pipeline", "tensor")  # along which a replica with local updates may be several ranks
 ROUNDED = (
     "arrays that several ranks have in full must be rounded equally on all, with nothing left out, or they drift apart"

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from parallel.guesses import answer_keywords
 from parallel.settings import Keys, key
-from parallel.strategies.consistency import check_apart
+from parallel.strategies.consistency import check_local_updates
 from parallel.strategies.declaration import Strategy
-from parallel.strategies.parameter_server import SERVED_APART, ServerOptions, check, check_workers, served_mesh
+from parallel.strategies.parameter_server import SERVED_LOCAL_UPDATE, ServerOptions, check, check_workers, served_mesh
 from parallel.strategies.pipeline.option import replica_sizes
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def Downpour(
     from parallel.trainer import DistributedTrainer
 
     keys = DownpourKeys(push, fetch, ahead, warm)
-    check_apart(network)
+    check_local_updates(network)
     how = {"push_every": push, "fetch_every": fetch, "ahead": ahead, "warm": warm, "local": True, "limit": limit}
     sync = Asynchronous(communicator.size, servers, place, compressor, **how)
     mesh, forward_backward = served_mesh(communicator, sync, loss, pipeline, tensor, way=way, limit=limit, **schedule)
@@ -162,7 +162,7 @@ STRATEGY = Strategy(
     title="Downpour SGD",
     sources=("Dean et al. 2012",),
     build=build,
-    supports=SERVED_APART,
+    supports=SERVED_LOCAL_UPDATE,
     options=(ServerOptions,),
     keys=DownpourKeys,
     public=("Downpour",),

@@ -17,11 +17,11 @@ from nn.registry import lookup
 from parallel.axis import DIVIDE_NETWORK
 from parallel.mesh import Mesh
 from parallel.strategies.declaration import (
-    ALIKE,
     NODE_MEMORY,
     NOT_COMPRESSED_IN_SHARDS,
     NOT_STAGES,
     ROUNDED,
+    ROUNDING_ALIKE,
     TREE,
     UNIT_BYTES,
 )
@@ -122,7 +122,7 @@ def gradient_sync(
 def refuse_beside_parts(mesh: Mesh, stage: int, compressor: Compressor | None) -> None:
     """Refuse what ranks cannot do that have parts of one network."""
     axis = next(axis for axis in DIVIDE_NETWORK if mesh.sizes[axis] > 1)
-    if compressor and (stage or type(compressor) not in [lookup("compressor", name) for name in ALIKE]):
+    if compressor and (stage or type(compressor) not in [lookup("compressor", name) for name in ROUNDING_ALIKE]):
         raise ValueError(f"{compressor!r} does not work with an axis {axis}: {ROUNDED}")
     if stage > 1 and mesh.pipeline:
         raise ValueError(f"ZeRO's stage {stage} does not work with an axis pipeline: {NOT_STAGES}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from parallel.guesses import answer_keywords
 from parallel.settings import Keys, key
-from parallel.strategies.consistency import check_apart
+from parallel.strategies.consistency import check_local_updates
 from parallel.strategies.declaration import LOCAL_UPDATE, REPLICA_AXES, Strategy
 from parallel.strategies.pipeline.option import replica_sizes
 
@@ -228,7 +228,7 @@ def _replicas(
     from parallel.strategies.replica_pass import replica_pass
     from parallel.trainer import DistributedTrainer
 
-    check_apart(network)
+    check_local_updates(network)
     forward_backward = replica_pass(loss, pipeline, tensor, **how)
     mesh = Mesh(communicator, pipeline=pipeline, tensor=tensor)
     mesh.agree({"how replicas average": repr(keys)})

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 from parallel.guesses import answer_keywords
 from parallel.settings import OptionError, option, refuse
 from parallel.strategies import axes
-from parallel.strategies.consistency import Consistency, ConsistencyOptions, check_apart
-from parallel.strategies.declaration import ALONE, LOCAL_UPDATE, REPLICA_AXES, Strategy, Supports
+from parallel.strategies.consistency import Consistency, ConsistencyOptions, check_local_updates
+from parallel.strategies.declaration import LOCAL_UPDATE, PER_RANK_MESSAGES, REPLICA_AXES, Strategy, Supports
 from parallel.strategies.pipeline.option import replica_sizes
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 CONSISTENCIES = ("sync", "ssp", "async")
 NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp, or another method"
 # Why there are no workers of several ranks beside servers.
-ON_WORKERS = "a server on a worker does not answer while its rank waits for the other ranks of the worker"
-AFTER_A_LOSS = "after a loss the remaining ranks become servers, and workers of one rank each"
-IN_STEP = "synchronous push and pull are schedules of whole vectors, and these ranks have parts of them"
+WHY_NOT_ON_WORKERS = "a server on a worker does not answer while its rank waits for the other ranks of the worker"
+WHY_NOT_ELASTIC = "after a loss the remaining ranks become servers, and workers of one rank each"
+WHY_NOT_SYNC = "synchronous push and pull are schedules of whole vectors, and these ranks have parts of them"
 
 
 @dataclass(frozen=True)
@@ -145,10 +145,10 @@ def ParameterServer(
     if how.name == "sync":
         refuse(delay_compensation, "delay compensation: synchronous gradients have no delay")
         ranks = pipeline * tensor
-        refuse(ranks > 1, f"workers of {ranks} ranks: {IN_STEP}: use consistency 'async', or 'ssp:S'")
+        refuse(ranks > 1, f"workers of {ranks} ranks: {WHY_NOT_SYNC}: use consistency 'async', or 'ssp:S'")
         sync = Served(*arguments)
     else:
-        check_apart(network, shards)
+        check_local_updates(network, shards)
         more = {"compensate": delay_compensation, "limit": limit}
         sync = Asynchronous(*arguments, bound=how.bound, ahead=how.ahead, **more)
     mesh, forward_backward = served_mesh(communicator, sync, loss, pipeline, tensor, way=way, limit=limit, **schedule)
@@ -164,7 +164,7 @@ def served_mesh(
     from parallel.strategies.replica_pass import replica_pass
 
     ranks = pipeline * tensor
-    refuse(ranks > 1 and sync.place != "own", f"workers of {ranks} ranks: {ON_WORKERS}: use place 'own'")
+    refuse(ranks > 1 and sync.place != "own", f"workers of {ranks} ranks: {WHY_NOT_ON_WORKERS}: use place 'own'")
     forward_backward = replica_pass(loss, pipeline, tensor, **how)
     return Mesh(communicator, sync.workers, pipeline=pipeline, tensor=tensor), forward_backward
 
@@ -174,7 +174,9 @@ def check_options(options) -> None:
     if options.delay_compensation and not options.late:
         raise OptionError("--delay-compensation: with --consistency sync nothing is late: use ssp:S or async")
     if not options.late and (axes.is_tensor(options) or axes.is_pipeline(options)):
-        raise OptionError(f"{axes.shown(options)} with --strategy ps: {IN_STEP}: use --consistency async, or ssp:S")
+        raise OptionError(
+            f"{axes.shown(options)} with --strategy ps: {WHY_NOT_SYNC}: use --consistency async, or ssp:S"
+        )
     check_workers(options)
 
 
@@ -184,13 +186,13 @@ def check_workers(options) -> None:
         return
     if options.server_place != "own":
         raise OptionError(
-            f"{axes.shown(options)} cannot be combined with --server-place {options.server_place}: {ON_WORKERS}: use "
-            "--server-place own"
+            f"{axes.shown(options)} cannot be combined with --server-place {options.server_place}: "
+            f"{WHY_NOT_ON_WORKERS}: use --server-place own"
         )
     if options.elastic:
         raise OptionError(
             f"--elastic cannot be combined with {axes.shown(options)} beside servers: "
-            f"{AFTER_A_LOSS}: leave one of them out"
+            f"{WHY_NOT_ELASTIC}: leave one of them out"
         )
 
 
@@ -262,7 +264,7 @@ def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1
     return Prediction("ps", axes, parts, computing, max(job.parameters, workers * piece), memory)
 
 
-SERVED_APART = replace(LOCAL_UPDATE, axes=REPLICA_AXES, compress=ALONE, not_compressed=NO_FACTORS)
+SERVED_LOCAL_UPDATE = replace(LOCAL_UPDATE, axes=REPLICA_AXES, compress=PER_RANK_MESSAGES, not_compressed=NO_FACTORS)
 STRATEGY = Strategy(
     name="ps",
     title="Parameter servers",
@@ -271,13 +273,13 @@ STRATEGY = Strategy(
     supports=Supports(
         mixed=True,
         elastic=True,
-        compress=ALONE,
+        compress=PER_RANK_MESSAGES,
         not_compressed=NO_FACTORS,
         norms="on several servers no LARS, LAMB or clipping by norms",
     ),
     options=(ConsistencyOptions, CompensationOptions, ServerOptions),
     consistencies=CONSISTENCIES,
-    late=SERVED_APART,
+    late=SERVED_LOCAL_UPDATE,
     late_values="ssp:S, async",
     public=("ParameterServer",),
     check_options=check_options,

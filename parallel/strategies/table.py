@@ -9,7 +9,7 @@ from parallel.strategies import DECLARED, STRATEGIES
 from parallel.strategies.axes import SUPPORTS
 from parallel.strategies.axis_rules import NEVER_FLUSHED
 from parallel.strategies.declaration import ALL, COLUMNS, NEVER_TOGETHER, Supports
-from parallel.strategies.parameter_server import AFTER_A_LOSS, IN_STEP, ON_WORKERS
+from parallel.strategies.parameter_server import WHY_NOT_ELASTIC, WHY_NOT_ON_WORKERS, WHY_NOT_SYNC
 from parallel.strategies.zero import NOT_STAGES, SHARDED, STAGES
 
 
@@ -76,7 +76,11 @@ def _of_axes(rows: dict[str, Supports]) -> list[str]:
     for why in dict.fromkeys(axis.reason for axis in AXES.values() if axis.reason):
         others = " or ".join(f"`{name}`" for name, axis in AXES.items() if axis.reason == why)
         found.append(f"an axis {alone} beside {others}: {why}")
-    beside = {"of `ps` in step": IN_STEP, "and `--server-place workers`": ON_WORKERS, "and `--elastic`": AFTER_A_LOSS}
+    beside = {
+        "of `ps` in step": WHY_NOT_SYNC,
+        "and `--server-place workers`": WHY_NOT_ON_WORKERS,
+        "and `--elastic`": WHY_NOT_ELASTIC,
+    }
     found += [f"an axis `pipeline` or `tensor` beside servers, {what}: {why}" for what, why in beside.items()]
     replicas = [f"`{name}`" for name, can in rows.items() if can.local_update and "pipeline" in can.axes]
     return [*found, f"`--pipeline pipedream` with {', '.join(replicas)}: {NEVER_FLUSHED}"]

@@ -17,7 +17,7 @@ from parallel.axis import combinable
 from parallel.guesses import answer_keywords
 from parallel.strategies import axes
 from parallel.strategies.data_parallel import MessageOptions
-from parallel.strategies.declaration import ALIKE, ROUNDED, TREE, UNIT_BYTES, Strategy, Supports
+from parallel.strategies.declaration import ROUNDED, ROUNDING_ALIKE, TREE, UNIT_BYTES, Strategy, Supports
 from parallel.strategies.zero import group_sync_arguments
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ STRATEGY = Strategy(
         mixed=True,
         elastic=True,
         axes=combinable("tensor"),
-        compress=ALIKE,
+        compress=ROUNDING_ALIKE,
         not_compressed=ROUNDED,
         reproducible=False,
         not_reproducible=TREE,

@@ -25,9 +25,9 @@ from parallel.guesses import answer_keywords
 from parallel.settings import option
 from parallel.strategies.data_parallel import bucketing
 from parallel.strategies.declaration import (
-    KEEP_NOTHING,
     NOT_COMPRESSED_IN_SHARDS,
     NOT_STAGES,
+    STATELESS,
     UNIT_BYTES,
     Strategy,
     Supports,
@@ -319,7 +319,7 @@ SHARDED = Supports(
     not_stages=NOT_STAGES,
     mixed=True,
     elastic=True,
-    compress=KEEP_NOTHING,
+    compress=STATELESS,
     not_compressed=NOT_COMPRESSED_IN_SHARDS,
     norms="no LARS, LAMB or clipping by norms",
 )

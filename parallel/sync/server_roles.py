@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parallel.sync.base import GradientSync
 from parallel.sync.compression.base import Compressor
-from parallel.sync.compression.compressed import Memories, Pieces
+from parallel.sync.compression.compressed import CompressedReduceScatter, Memories
 from parallel.sync.push_pull import roles, server_slices
 
 
@@ -61,7 +61,7 @@ class ServerRoles(GradientSync):
             compressor.check(self.optimizer)
             mesh.agree({"compression": repr(compressor)})
             arguments = self.regions, self.hosts, self.workers, self.dtype, self.seed, maximum
-            self.pieces = Pieces(mesh.communicator, compressor, *arguments)
+            self.pieces = CompressedReduceScatter(mesh.communicator, compressor, *arguments)
             sends = mesh.rank in self.workers
             flat = {name: self.layout.zeros(self.dtype) if sends else None for name in compressor.memories}
             for encoder, share in zip(self.pieces.encoders, self.shares if sends else (), strict=True):

@@ -21,7 +21,7 @@ from parallel.passes.virtual_shards import refuse_norms
 from parallel.state.placed import REPLICATE, PlacedArray, Range, Shard, in_transit
 from parallel.sync.base import GradientSync
 from parallel.sync.compression.base import Compressor
-from parallel.sync.compression.compressed import Pieces
+from parallel.sync.compression.compressed import CompressedReduceScatter
 from parallel.sync.fixed_tree import TreeSum
 from parallel.sync.offload import shards
 from parallel.sync.step_result import StepMessage, head_elements
@@ -119,7 +119,9 @@ class ShardedOptimizer(GradientSync):
             for unit in self.units:
                 regions = [self.unit_layout.region(unit, r) for r in ranks]
                 self.pieces.append(
-                    Pieces(mesh.communicator, self.compressor, regions, ranks, ranks, self.dtype, self.seed)
+                    CompressedReduceScatter(
+                        mesh.communicator, self.compressor, regions, ranks, ranks, self.dtype, self.seed
+                    )
                 )
 
     def zeros_for_all(self, size: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from collectives import Communicator
 from parallel import ExpertParallel, Pipeline, TensorParallel
 from parallel.command.parsing import parse
 from parallel.elastic.chaos import result
-from parallel.elastic.partner_checkpoints import Part, PartnerCheckpoints
+from parallel.elastic.partner_checkpoints import PartnerCheckpoints, RankFragments
 from parallel.settings import OptionError
 from parallel.state.fragments import Fragment
 from parallel.strategies.axes import fitting
@@ -151,13 +151,13 @@ def test_copies_make_the_state_of_a_mesh_whole(comm):
 def test_fragments_are_copied():
     """Scalars, other types of numbers, nothing at all; the copy stays as it was."""
     arrays = {"steps": np.array(7), "param/W": np.arange(6, dtype="f4").reshape(2, 3), "none": np.empty((0, 2))}
-    part = Part.of(Fragment(name, array) for name, array in arrays.items())
+    part = RankFragments.of(Fragment(name, array) for name, array in arrays.items())
     arrays["param/W"][:] = 0
     found = {fragment.name: fragment for fragment in part.fragments()}
     assert found["steps"].array.tolist() == [7] and found["steps"].shape == ()
     assert found["param/W"].array.tolist() == [0, 1, 2, 3, 4, 5] and found["param/W"].array.dtype == "f4"
     assert found["none"].array.size == 0 and found["none"].shape == (0, 2)
-    assert not list(Part.of(()).fragments())
+    assert not list(RankFragments.of(()).fragments())
 
 
 def test_the_mesh_of_fewer_ranks():

@@ -137,12 +137,12 @@ def test_one_buffer_for_all_micro_batches_is_not_equal(comm, monkeypatch):
 
     one, _ = one_process(mlp(), OPTIMIZERS["sgd"](), 5)
 
-    class Aliased(step.Plan):
+    class Aliased(step.PipelinePlan):
         def memory(self, step):
             return self.slots["input1"][: step.hi - step.lo] if step.buf == "input1" else super().memory(step)
 
-    for plan, equal in (step.Plan, True), (Aliased, False):
-        monkeypatch.setattr(executor, "Plan", plan)
+    for plan, equal in (step.PipelinePlan, True), (Aliased, False):
+        monkeypatch.setattr(executor, "PipelinePlan", plan)
         many = pipeline(world(comm), mlp(), schedule="gpipe", micro_batches=5)
         train(many)
         state = many.state_dict()

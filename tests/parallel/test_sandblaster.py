@@ -17,7 +17,7 @@ from parallel import QuasiNewton
 from parallel.command import main
 from parallel.elastic.chaos import result
 from parallel.strategies.sandblaster import Sandblaster
-from parallel.sync.coordinator.roles import COORDINATOR, KINDS, Coordinator, Replica, Shard
+from parallel.sync.coordinator.roles import COORDINATOR, KINDS, Coordinator, ParameterShard, Replica
 from parallel.sync.coordinator.shards import WORKING, assign_roles
 from parallel.sync.mailbox import HEAD_BYTES, LocalMailbox, Mailbox, Message
 from parallel.sync.push_pull import server_slices
@@ -74,7 +74,7 @@ class Lazy(LocalMailbox):
 class Together:
     """All roles in this process, each replica with a network of its own."""
 
-    def __init__(self, replicas, shards, mailbox, kind=Shard):
+    def __init__(self, replicas, shards, mailbox, kind=ParameterShard):
         x, y = data()
         first = serial()
         slices = [slice(lo, hi) for lo, hi in server_slices(first.network.layout.size, shards)]
@@ -152,7 +152,7 @@ def test_any_order_of_arrival_gives_the_same_bits(shards):
 
 
 def test_control_a_shard_that_counts_what_comes_twice_is_found():
-    class Twice(Shard):
+    class Twice(ParameterShard):
         def _push(self, evaluation, chunk, gradient):
             again = chunk in getattr(self, "seen", ())
             super()._push(evaluation, chunk, gradient.copy())
@@ -173,7 +173,7 @@ def test_a_shard_drops_what_is_late_and_keeps_what_is_early():
     """Chunks in every order; those of the evaluation before are not counted, and a pull that comes early waits."""
     for order in itertools.permutations(range(3)):
         mailbox = LocalMailbox()
-        shard = Shard(0, Vectors(np.arange(4.0), np.zeros(4)), ["w", "g"], 1, mailbox)
+        shard = ParameterShard(0, Vectors(np.arange(4.0), np.zeros(4)), ["w", "g"], 1, mailbox)
 
         def tell(kind, *header, array=None, shard=shard):
             shard.handle(Message(kind, ("replica", 0), ("shard", 0), header, array))

@@ -128,14 +128,14 @@ def test_one_replica_that_is_a_pipeline_is_one_process(comm):
 @pytest.mark.mpi(ranks=3)
 def test_without_a_stage_a_pipeline_is_not_one_process(comm, monkeypatch):
     """The control: what the first rank pushes is its own stage, and zeros."""
-    from parallel.sync.asynchronous.replica import Replica
+    from parallel.sync.asynchronous.replica import ReplicaRanks
 
-    pairs = Replica.pairs
+    pairs = ReplicaRanks.pairs
 
     def own_only(self, whole, part, index):
         return ((piece._replace(counts=index == 0), *arrays) for piece, *arrays in pairs(self, whole, part, index))
 
-    monkeypatch.setattr(Replica, "pairs", own_only)
+    monkeypatch.setattr(ReplicaRanks, "pairs", own_only)
     many = make(comm, optimizer=adagrad(), **PIPELINE)
     first = comm.bcast(many.sync.server.held.copy() if many.sync.is_server else None, root=2)
     for batch in batches("mlp", many.shard):

@@ -47,7 +47,7 @@ def needed_rows(layer: Layer, size: tuple[int, int], out_height: int, ranks: int
     return [common(window_of(layer, size)(*rows), (0, size[0])) for rows in owned_rows(out_height, ranks)]
 
 
-class Part(NamedTuple):
+class OutputRows(NamedTuple):
     """Some rows of a layer's output, and what they are made of.
 
     Attributes
@@ -63,11 +63,11 @@ class Part(NamedTuple):
     outside: tuple[int, int]
 
 
-def part_of(window: Needs, height: int, out: Interval) -> Part:
+def part_of(window: Needs, height: int, out: Interval) -> OutputRows:
     """What some rows of the output are made of, of an image of that height."""
     lo, hi = window(*out)
     needs = common((lo, hi), (0, height))
-    return Part(out, needs, (needs[0] - lo, hi - needs[1]))
+    return OutputRows(out, needs, (needs[0] - lo, hi - needs[1]))
 
 
 class WindowRows(Wrapper):
@@ -121,7 +121,7 @@ class WindowRows(Wrapper):
         if all(part.needs[0] < part.needs[1] for part in borders):
             self.inside, *self.borders = ((part, self._of_rows(part)) for part in (inside, *borders))
 
-    def _of_rows(self, part: Part) -> Layer:
+    def _of_rows(self, part: OutputRows) -> Layer:
         """The layer as it is for a part, with what is outside the image."""
         other = copy.copy(self.layer)
         if isinstance(other, Conv2d):

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from collectives.pricing.networks import Network
 from parallel.planning.job import Axes, Job, Prediction
-from parallel.planning.partition import Plan, PlannedStage, partition
+from parallel.planning.partition import Partition, PlannedStage, partition
 from parallel.planning.parts import part_of
 from parallel.planning.profile import LayerProfile
 from parallel.strategies.pipeline.timing import (
@@ -125,7 +125,7 @@ def pipedream(job: Job, axes: Axes, network: Network, quick: bool = False, cuts:
     return Prediction("pipedream", axes, parts, computing, sent, memory, note, batches, cuts, plan.replicas)
 
 
-def plan_stages(job: Job, ranks: int, network: Network, memory: float = float("inf")) -> Plan:
+def plan_stages(job: Job, ranks: int, network: Network, memory: float = float("inf")) -> Partition:
     """The dynamic programme for a rank's share of the batch, on the two levels of a network where ranks fill nodes.
 
     More than MOST_PLANNED ranks or nodes are planned in groups, and groups of groups: not every plan is tried then.
@@ -163,7 +163,7 @@ def levels(units: int) -> list[int]:
     return [*sizes, left]
 
 
-def straight(layers: Sequence[LayerProfile], at: Sequence[int]) -> Plan:
+def straight(layers: Sequence[LayerProfile], at: Sequence[int]) -> Partition:
     """The plan whose stages begin and end there, on a rank each."""
     stages = []
     for i, (a, b) in enumerate(pairwise(at)):
@@ -171,7 +171,7 @@ def straight(layers: Sequence[LayerProfile], at: Sequence[int]) -> Plan:
         kept = sum(layer.parameters + layer.output for layer in layers[a:b]) + (layers[a - 1].output if a else 0.0)
         stages.append(PlannedStage(a, b - 1, 1, versions, versions * kept))
     seconds = [sum(layer.forward + layer.backward for layer in layers[a:b]) for a, b in pairwise(at)]
-    return Plan(tuple(stages), max(seconds), sum(seconds) / len(seconds))
+    return Partition(tuple(stages), max(seconds), sum(seconds) / len(seconds))
 
 
 def edges(layers: Sequence[LayerProfile], stage: PlannedStage) -> float:

@@ -40,7 +40,7 @@ from parallel.strategies.expert.expert_pass import join_experts, names_alike
 from parallel.strategies.pipeline.actions import Rows, parts, write
 from parallel.strategies.pipeline.picture import compare, measured
 from parallel.strategies.pipeline.placement import place
-from parallel.strategies.pipeline.step import TAG, Plan, Step, wait_for
+from parallel.strategies.pipeline.step import TAG, PipelinePlan, PipelineStep, wait_for
 from parallel.strategies.tensor.moves import sum_as_one
 from parallel.strategies.tensor.rewriting import in_words, share, terms
 
@@ -123,8 +123,8 @@ class PipelinePass(ForwardBackward):
         self.whole_loss, self.way, self.positions = loss, way, positions
         self.schedule, self.micro_batches, self.cuts = schedule, micro_batches, cuts
         self.recompute, self.limit, self.options = recompute, limit, options
-        self.plans: dict[int, Plan] = {}  # by samples of a batch; the one that was used last is the last
-        self.broken: list[Step] = []  # steps that failed: messages may still arrive in their memory
+        self.plans: dict[int, PipelinePlan] = {}  # by samples of a batch; the one that was used last is the last
+        self.broken: list[PipelineStep] = []  # steps that failed: messages may still arrive in their memory
 
     def make_local_network(self, network, mesh):
         """This rank's stages, as one network; all of it, in none of them, on a rank that only serves."""
@@ -246,7 +246,7 @@ class PipelinePass(ForwardBackward):
         for array, _ in self.ties.values():
             array[...] = 0
         plan = self.plan(len(x))
-        step = Step(self, plan.batches(x, y, total, micro.first))
+        step = PipelineStep(self, plan.batches(x, y, total, micro.first))
         try:
             step.run(plan.rounds)
             step.finish()
@@ -272,9 +272,9 @@ class PipelinePass(ForwardBackward):
             self.on_ready(self.local_network.layout.size)
         return loss
 
-    def plan(self, samples: int) -> Plan:
+    def plan(self, samples: int) -> PipelinePlan:
         """Return the plan for a batch of so many samples; the least recently used of too many is dropped."""
-        plan = self.plans.pop(samples, None) or Plan(self, samples)
+        plan = self.plans.pop(samples, None) or PipelinePlan(self, samples)
         self.plans[samples] = plan
         if len(self.plans) > PLANS:
             del self.plans[next(iter(self.plans))]

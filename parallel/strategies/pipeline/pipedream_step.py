@@ -1,4 +1,4 @@
-"""PipeDream's step: the pipeline's `Step`, whose rounds have no end, and go on from one batch to the next.
+"""PipeDream's step: the pipeline's `PipelineStep`, whose rounds have no end, and go on from one batch to the next.
 
 A step adds its mini-batches, and the rank goes on in its row of the schedule, which is endless, until it would need a
 mini-batch that has not been added. So what waits for its backward pass waits for the next step; the last stage alone
@@ -37,7 +37,7 @@ from nn.training.trainer import micro_batches
 from parallel.strategies.pipeline.actions import Action
 from parallel.strategies.pipeline.executor import contexts
 from parallel.strategies.pipeline.schedules import pipedream, seat
-from parallel.strategies.pipeline.step import Batch, Message, Place, Round, Step, Work
+from parallel.strategies.pipeline.step import Batch, Message, PipelineRound, PipelineStep, Place, Work
 from parallel.sync.step_result import disagreement
 
 ENDLESS = 1 << 62  # mini-batches
@@ -54,7 +54,7 @@ class Sizes(NamedTuple):
     others: dict[int, tuple[np.ndarray, MPI.Request]]
 
 
-class PipeDreamStep(Step):
+class PipeDreamStep(PipelineStep):
     """The mini-batches of one rank since nothing was in flight.
 
     Parameters
@@ -122,14 +122,14 @@ class PipeDreamStep(Step):
         if self.last and not any(self.batches[b].step == step for b in to_do):
             self.send_loss(step)
 
-    def rounds(self, to_the_end: bool = False) -> Iterator[Round]:
+    def rounds(self, to_the_end: bool = False) -> Iterator[PipelineRound]:
         """Go on in the row as far as mini-batches are there; or until nothing is in flight."""
         while self.due(to_the_end):
             action = self.now
             receives = chain(self.receives_ahead(), self.receives_until(action)) if self.sources else ()
-            yield Round(receives, (), self.work(action))
+            yield PipelineRound(receives, (), self.work(action))
             if action.kind in self.targets:
-                yield Round((), (self.sent(action),), ())
+                yield PipelineRound((), (self.sent(action),), ())
             self.end(action)
             self.now = next(self.row)
 

@@ -5,8 +5,9 @@ about to compute with it, and for its sends at the end of the step only. Outputs
 them, and a stage hands its output to the next stage of the same rank without a copy. In mixed precision messages are
 float16, and stay so until a layer is given them.
 
-`Plan` binds the rounds of a batch of one size to memory, and to their actions, once; `Step` runs rounds. PipeDream runs
-the same `Step` with rounds that have no end, and a version of the weights for each mini-batch (pipedream_step.py).
+`PipelinePlan` binds the rounds of a batch of one size to memory, and to their actions, once; `PipelineStep` runs
+rounds. PipeDream's is a subclass, with rounds that have no end, and a version of the weights for each mini-batch
+(pipedream_step.py).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from parallel.strategies.pipeline.lowering import Stage, lower
 TAG = 29  # of all activations and their gradients; those of a pair of ranks match in their order
 MAKES_GRADIENTS = ("B", "W")
 READS = {"F": ("input",), "B": ("output_gradient",), "I": ("output_gradient",), "W": ()}  # of what comes from others
-METHODS = {"F": "forward", "B": "backward", "I": "backward_inputs", "W": "backward_weights"}  # of a Step
+METHODS = {"F": "forward", "B": "backward", "I": "backward_inputs", "W": "backward_weights"}  # of a PipelineStep
 WORDS = {"input": "the input", "output_gradient": "the gradient of the output"}
 
 
@@ -77,7 +78,7 @@ class Work(NamedTuple):
     completes: bool
 
 
-class Round(NamedTuple):
+class PipelineRound(NamedTuple):
     """Receives that are posted, then messages that are sent, then actions."""
 
     receives: Iterable[Message]
@@ -110,7 +111,7 @@ class Batch(NamedTuple):
     rate: float = 0.0
 
 
-class Plan:
+class PipelinePlan:
     """The rounds of one rank for a batch of a number of samples, bound to memory.
 
     Parameters
@@ -122,7 +123,7 @@ class Plan:
     ----------
     parts : list of (lo, hi)
         The samples of every micro-batch.
-    rounds : list of Round
+    rounds : list of PipelineRound
         A receive is posted in the first round in which its slot is free and earlier ones of its sender are posted.
     slots : dict of flat arrays
         The memory of every buffer that is received into, the same for all steps.
@@ -163,7 +164,7 @@ class Plan:
         dtype = np.float16 if network.mixed else network.dtype
         self.slots = {name: np.empty(size, dtype) for name, size in sizes.items()}
         self.rounds = [
-            Round(
+            PipelineRound(
                 [Message(step.peer, self.memory(step), place(step)) for step in receives[number]],
                 [Message(step.peer, None, place(step)) for step in sends[number]],
                 [self.bind(action, step, last) for action, step in work[number]],
@@ -200,7 +201,7 @@ class Plan:
         }
 
 
-class Step:
+class PipelineStep:
     """The executor of rounds on one rank; it holds what is in flight.
 
     Parameters
@@ -226,7 +227,7 @@ class Step:
         self.micro_batches: dict[tuple[int, int], MicroBatch] = {}
         self.loss, self.written = 0.0, set()
 
-    def run(self, rounds: Iterable[Round]) -> None:
+    def run(self, rounds: Iterable[PipelineRound]) -> None:
         """Do rounds, in their order; what was sent may still be under way."""
         for receives, sends, work in rounds:
             for message in receives:

@@ -20,7 +20,7 @@ from parallel.axis import combinable
 from parallel.guesses import answer_keywords
 from parallel.strategies import axes
 from parallel.strategies.data_parallel import MessageOptions, bucketing
-from parallel.strategies.declaration import ALIKE, ROUNDED, UNIT_BYTES, Strategy, Supports
+from parallel.strategies.declaration import ROUNDED, ROUNDING_ALIKE, UNIT_BYTES, Strategy, Supports
 from parallel.strategies.pipeline.option import arguments as schedule_arguments
 from parallel.strategies.zero import summed
 
@@ -232,7 +232,7 @@ STRATEGY = Strategy(
         axes=combinable("pipeline"),
         parts=False,
         not_parts="a pipeline already divides batches into micro-batches; set their number by --pipeline NAME:micro=N",
-        compress=ALIKE,
+        compress=ROUNDING_ALIKE,
         not_compressed=ROUNDED,
         reproducible=False,
         not_reproducible="stages add up micro-batches as they pass, not in the order of virtual shards",

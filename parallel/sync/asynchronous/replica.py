@@ -1,9 +1,9 @@
 """The ranks of one replica that have a network together: the first of them is the worker that servers know.
 
-What each has of it, stages or parts of tensors, the first puts together as one whole vector before it pushes, and what
-it has read it deals out. What several of them have whole (tensors that are not cut, or to which layers of two stages
-are tied) is pushed as one of them has it, and dealt with the rest, so that it never drifts apart. Whether something has
-come the first one decides, and tells the others in the same step.
+The first rank gathers the parts of all, stages or parts of tensors, into one whole vector before it pushes, and scatters
+what it has read. An array that several ranks have whole (a tensor that is not cut, or to which layers of two stages are
+tied) is pushed as one of them has it, and scattered with the rest, so that all copies stay equal. The first rank decides
+whether answers have come, and broadcasts that in the same step.
 
 Cost for n bytes on r ranks: (r-1)/r n beta at the first one for a push, as much for a read, and alpha a step.
 """
@@ -23,7 +23,7 @@ from parallel.state.splits import Split, inside, split_of, whole_specs, with_spl
 TAG = 13  # of parts; what they are the order of messages says
 
 
-class Piece(NamedTuple):
+class ArrayPart(NamedTuple):
     """The part of an array that a rank has.
 
     Attributes
@@ -32,17 +32,17 @@ class Piece(NamedTuple):
         Its first element in the rank's vector.
     split : Split or None
         How the array is cut; None: the rank has all of it.
-    counts : bool
+    is_pushed : bool
         Whether this rank's values are pushed.
     """
 
     name: str
     start: int
     split: Split | None
-    counts: bool
+    is_pushed: bool
 
 
-class Replica:
+class ReplicaRanks:
     """One of these ranks.
 
     Parameters
@@ -69,7 +69,7 @@ class Replica:
         self.first, index = self.ranks.rank == 0, mesh.places["tensor"]
         own, specs = network.layout, whole_specs(network)
         mine = [
-            Piece(name, place.start, split, name not in own.borrowed and (split is not None or index == 0))
+            ArrayPart(name, place.start, split, name not in own.borrowed and (split is not None or index == 0))
             for name, place in own.slices.items()
             for split in (split_of(specs[name]) if self.count > 1 else None,)
         ]
@@ -87,7 +87,7 @@ class Replica:
             self.ranks.Recv(part, i, TAG)
         for i, part in enumerate((mine, *self.parts)):
             for piece, there, here in self.pairs(self.whole, part, i):
-                if piece.counts:
+                if piece.is_pushed:
                     there[...] = here
         return self.whole
 
@@ -106,7 +106,9 @@ class Replica:
         for _, there, here in self.pairs(whole, part, self.ranks.rank if index is None else index):
             here[...] = there
 
-    def pairs(self, whole: np.ndarray, part: np.ndarray, index: int) -> Iterator[tuple[Piece, np.ndarray, np.ndarray]]:
+    def pairs(
+        self, whole: np.ndarray, part: np.ndarray, index: int
+    ) -> Iterator[tuple[ArrayPart, np.ndarray, np.ndarray]]:
         """Yield every piece of a rank, with its views in a whole vector and in the rank's vector."""
         for piece in self.pieces[index]:
             name, spec = piece.name, self.layout.specs[piece.name]

@@ -44,7 +44,7 @@ from parallel.passes.virtual_shards import refuse_norms
 from parallel.state.placed import OWN, PlacedArray, Range, Shard, in_transit
 from parallel.state.table import kind_of_private
 from parallel.sync.asynchronous.clock import ClockTable
-from parallel.sync.asynchronous.replica import Replica
+from parallel.sync.asynchronous.replica import ReplicaRanks
 from parallel.sync.asynchronous.server import KINDS, Server
 from parallel.sync.asynchronous.worker import Worker
 from parallel.sync.compression.base import Compressor
@@ -117,7 +117,7 @@ class Asynchronous(LocalUpdate, ServerRoles):
         self.layout = layout
         self.divide_parameters()
         self.workers = self.workers[:: mesh.model_size]  # of each replica the first rank
-        self.replica = Replica(mesh, self.network, layout) if mesh.model else None
+        self.replica = ReplicaRanks(mesh, self.network, layout) if mesh.model else None
         if len(self.hosts) > 1:
             refuse_norms(self.optimizer)
         self.parameters, self.gradients = own.zeros(self.dtype), own.zeros(self.dtype)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from parallel.sync.asynchronous.clock import CachedSlice, allowed, fits
-from parallel.sync.asynchronous.replica import Replica
-from parallel.sync.compression.compressed import Pieces
+from parallel.sync.asynchronous.replica import ReplicaRanks
+from parallel.sync.compression.compressed import CompressedReduceScatter
 from parallel.sync.mailbox import Actor, Mailbox, Message
 
 PAUSED = "asked_at", "asked", "fresh"  # of a worker: what a read changes, beside its copies
@@ -31,9 +31,9 @@ class Worker(Actor):
         Whole ones.
     bound, ahead, push_every, fetch_every, warm, local
         See served.py.
-    pieces : Pieces or None
+    pieces : CompressedReduceScatter or None
         With an encoder for each server.
-    replica : Replica or None
+    replica : ReplicaRanks or None
         The ranks that have this worker's network together; but for the first they know no servers, and count the same
         clocks.
 
@@ -55,8 +55,8 @@ class Worker(Actor):
         shares: list[slice],
         parameters: np.ndarray,
         gradients: np.ndarray,
-        pieces: Pieces | None,
-        replica: Replica | None = None,
+        pieces: CompressedReduceScatter | None,
+        replica: ReplicaRanks | None = None,
         *,
         bound: float,
         ahead: bool,

@@ -104,7 +104,7 @@ class Memories(NamedTuple):
                 yield PlacedArray(PREFIX + name, "moments", array, self.layout, addend)
 
 
-class Pieces:
+class CompressedReduceScatter:
     """A vector in pieces, each of which one rank keeps: messages of all ranks go there, and are added in rank order.
 
     Parameters

@@ -40,7 +40,7 @@ KINDS = (
 )  # fmt: skip
 
 
-class Shard(Actor):
+class ParameterShard(Actor):
     """A slice of every vector, and what the coordinator lets it do with them.
 
     Parameters

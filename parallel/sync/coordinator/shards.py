@@ -8,10 +8,9 @@ from collections.abc import Callable
 import numpy as np
 
 from nn.optim.lbfgs import Vectors
-from parallel.state import placed
-from parallel.state.placed import PlacedArray, Range, in_transit
+from parallel.state.placed import PlacedArray, Range, Shard, in_transit
 from parallel.sync.base import GradientSync
-from parallel.sync.coordinator.roles import COORDINATOR, KINDS, Coordinator, Replica, Shard
+from parallel.sync.coordinator.roles import COORDINATOR, KINDS, Coordinator, ParameterShard, Replica
 from parallel.sync.mailbox import LIMIT, LocalMailbox, Mailbox
 from parallel.sync.push_pull import roles, server_slices
 
@@ -96,11 +95,11 @@ class Coordinated(GradientSync):
         rank_of |= {("replica", i): rank for i, rank in enumerate(self.workers)}
         return Mailbox(self.mesh.communicator, rank_of, KINDS, limit=self.limit)
 
-    def _shard(self, number: int, w: np.ndarray) -> Shard:
+    def _shard(self, number: int, w: np.ndarray) -> ParameterShard:
         vectors = Vectors(w, np.zeros_like(w))
         for name in self.names:
             vectors.arrays.setdefault(name, np.zeros_like(w))
-        return Shard(number, vectors, self.names, len(self.workers), self.mailbox)
+        return ParameterShard(number, vectors, self.names, len(self.workers), self.mailbox)
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -155,7 +154,7 @@ class Coordinated(GradientSync):
     # ------------------------------------------------------------------------------------------------ the state
 
     def placed(self):
-        layout, shard = self.layout, placed.Shard(len(self.hosts))
+        layout, shard = self.layout, Shard(len(self.hosts))
         if self.p is not None:
             yield PlacedArray("param", "parameters", self.parameters, layout, copy=True)
             yield PlacedArray("", "gradients", self.gradients, layout)
@@ -169,7 +168,7 @@ class Coordinated(GradientSync):
         if self.algorithm:
             for name, value in self.algorithm.state().items():
                 self.scalars[name][...] = value
-                yield PlacedArray(f"lbfgs/{name}", "", self.scalars[name], None, placed.Shard(1))
+                yield PlacedArray(f"lbfgs/{name}", "", self.scalars[name], None, Shard(1))
         yield from in_transit(*self.mailbox.buffers.values())
 
     def loaded(self, steps, anew=()):
