@@ -102,7 +102,7 @@ class DistributedTrainer(RunTrainer):
         self.shard, self.p, self.g = self.forward_backward.shard, self.sync.p, self.sync.g
         context.before_layer = self.sync.before_layer
         context.groups |= {name: Ranks(ranks) for name in IN_LAYERS if (ranks := getattr(mesh, name))}
-        self.forward_backward.join(self)
+        self.forward_backward.bind(self)
         self.step_count = np.zeros((), int)  # `steps`, for the state
         first = self.forward_backward.peers is None or self.forward_backward.peers.rank == 0
         slots = self.optimizer.slots
@@ -305,30 +305,29 @@ class DistributedTrainer(RunTrainer):
 
     # ------------------------------------------------------------------------------------------------ synchronizing
 
-    def settle(self) -> None:
-        """Synchronize local-update ranks, as at the end of an epoch (collective). This is a part of training.
+    def show_synchronized(self) -> None:
+        """Show what `synchronize` would give, until the next step, as evaluation and every access to the state do."""
+        self._refuse_bad(self.sync.show_synchronized())
+
+    def _refuse_bad(self, bad: bool) -> None:
+        """Raise NonFiniteLoss, where ranks with local updates have found when they synchronized that a loss was bad."""
+        if bad:
+            suspects, self.suspects = self.suspects, []
+            raise self.bad_step(math.nan, suspects)
+
+    def synchronize(self, loss=0.0):
+        """As for Trainer (collective): ranks with local updates get the same parameters. This is a part of training.
 
         Raises
         ------
         NonFiniteLoss
             On all ranks, if one had a loss that is not finite since they were last synchronized.
         """
-        if self.sync.settle():
-            suspects, self.suspects = self.suspects, []
-            raise self.bad_step(math.nan, suspects)
-
-    def show_synchronized(self) -> None:
-        """Show what `settle` would give, until the next step, as evaluation and every access to the state do."""
-        if self.sync.look():
-            suspects, self.suspects = self.suspects, []
-            raise self.bad_step(math.nan, suspects)
-
-    def synchronize(self, loss):
         if not self.sync.local_update:
             return loss
-        self.settle()
+        self._refuse_bad(self.sync.synchronize())
         mesh = self.mesh
-        if mesh.size == mesh.model_size:  # all ranks of one network were told the same
+        if mesh.size == mesh.model_size:  # all ranks of one network have this loss
             return loss + self.forward_backward.loss_in_flight()
         return float(self.sum([loss if mesh.index is not None else 0.0])[0]) / (mesh.count * mesh.model_size)
 
@@ -436,7 +435,7 @@ class DistributedTrainer(RunTrainer):
         """The arrays have the values of another state."""
         self.steps = int(self.step_count)
         self.sync.loaded(self.steps, anew)
-        self.sync.forget()
+        self.sync.reset()
 
     def snapshot(self) -> dict[str, np.ndarray]:
         self.show_synchronized()
@@ -476,7 +475,7 @@ class DistributedTrainer(RunTrainer):
                 found = found or self._differing(ranks, same)
         if self.forward_backward.peers:  # of a stage on several ranks
             found = found or self._differing(self.forward_backward.peers, mine)
-        if self.mesh.model:  # ranks with other parts of the network are told
+        if self.mesh.model:  # ranks with other parts of the network raise it as well
             found = next(filter(None, self.mesh.model.allgather(found)), "")
         if found:
             raise ReplicaError(f"step {self.steps}: {found}")

@@ -133,7 +133,7 @@ def work(file: str, runs: int, cases: list) -> None:
     times = []
     for length, heads, way in cases:
         groups = ContextGroups(context_degrees(way, world.size), world.rank)
-        groups.join(communicator, Ranks)
+        groups.connect(communicator, Ranks)
         layer = MultiHeadAttention(FEATURES, heads, causal=True, attention="blocks:128")
         network = cut(nn.Network(layer, (length, FEATURES)), groups)
         times.append(timed(one_pass(network, length)))

@@ -70,7 +70,7 @@ class ForwardBackward:
         """Return the part of the network that this rank computes."""
         return network
 
-    def join(self, trainer) -> None:
+    def bind(self, trainer) -> None:
         """Bind to the trainer; called once, when all buffers are there."""
 
     def start(self, mesh: Mesh, network: Network) -> None:
@@ -108,7 +108,7 @@ class ForwardBackward:
         index, count = self.mesh.shard
         return total.first if isinstance(total, UnevenTotal) else chunk(total, count, index)[0]
 
-    def place(self, samples: int, total: int, accumulate: int) -> slice | None:
+    def contiguous_slice(self, samples: int, total: int, accumulate: int) -> slice | None:
         """Return where in the batch this rank's samples are, if it computes them at once; else None."""
         first, (index, count) = self.first_sample(total), self.mesh.shard
         at_once = (

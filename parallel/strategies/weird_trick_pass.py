@@ -50,7 +50,7 @@ class WeirdTrick(ForwardBackward):
     def first_sample(self, total):
         return total.first if isinstance(total, UnevenTotal) else chunk(total, self.ranks, self.rank)[0]
 
-    def join(self, trainer):
+    def bind(self, trainer):
         """Make the two halves of the network: their layers, and their views of the arrays."""
         trainer.loss = self.parts_loss
         held, ctx = trainer.local_network, trainer.ctx

@@ -51,7 +51,7 @@ class GradientSync:
     before_layer : callable (LayerContext) or None
         Called before a layer is run, forward or backward.
     local_update : bool
-        Whether ranks make steps of their own, and only `settle` brings them together.
+        Whether ranks make steps of their own, and only `synchronize` brings them together.
     offload : path or None
         A directory in which what is kept lies in memory-mapped files.
     trees : sequence of TreeSum
@@ -154,7 +154,7 @@ class GradientSync:
         """Number of addends of the sums."""
         return self.forward_backward.addends
 
-    def settle(self) -> bool:
+    def synchronize(self) -> bool:
         """Synchronize local-update ranks: all have the same parameters, and all gradients are in them.
 
         Nothing is done if they already are. Return whether any loss since then was not finite: its gradient is in no
@@ -162,21 +162,21 @@ class GradientSync:
         """
         return False
 
-    def look(self) -> bool:
-        """Show, until `resume`, what `settle` would give, for local-update ranks (collective).
+    def show_synchronized(self) -> bool:
+        """Show, until `resume`, what `synchronize` would give, for local-update ranks (collective).
 
-        Return whether any loss was not finite, if looking settles.
+        Return whether any loss was not finite, if ranks synchronize meanwhile.
         """
-        return self.settle()
+        return self.synchronize()
 
     def resume(self) -> None:
-        """Restore what this rank had before `look`, to continue training from it."""
+        """Restore what this rank had before `show_synchronized`, to continue training from it."""
 
     def before_load(self) -> None:
         """Prepare for another state to be checked, and loaded (collective)."""
-        self.settle()
+        self.synchronize()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Forget what belongs to the state before: another one was loaded (collective)."""
 
     def counted(self) -> dict[str, object]:

@@ -5,7 +5,7 @@ asynchronous/served.py  asynchronous parameter servers, Downpour
 strategies/pipeline/weight_stashing.py                PipeDream
 
 Looking never changes training. The state, a digest, an evaluation or a comparison of replicas shows what synchronizing
-now would give, until the next step, which continues from what this rank had. Only `settle` (the end of an epoch, a
+now would give, until the next step, which continues from what this rank had. Only `synchronize` (the end of an epoch, a
 checkpoint from which a run continues) is a part of training.
 
 Cost of looking: a copy of all that this rank trains with, until the next step.
@@ -27,50 +27,50 @@ class LocalUpdate(GradientSync):
 
     Attributes
     ----------
-    settled : bool
+    synchronized : bool
         Whether nothing was trained since all ranks synchronized.
-    before_looking : list of (array, copy), or None
+    before_showing : list of (array, copy), or None
         While ranks look: the arrays that this rank trains with, and their values.
-    looking : bool
+    showing : bool
         Whether arrays are what synchronizing gives, and not what this rank trains with.
     """
 
     local_update = True
-    settled = True
-    before_looking: list[tuple[np.ndarray, np.ndarray]] | None = None
-    looking = property(lambda self: self.before_looking is not None)
+    synchronized = True
+    before_showing: list[tuple[np.ndarray, np.ndarray]] | None = None
+    showing = property(lambda self: self.before_showing is not None)
 
     def begin_step(self, step, samples, total, parts):
-        self.settled, self.total = False, total
+        self.synchronized, self.total = False, total
         return super().begin_step(step, samples, total, parts)
 
-    def look(self):
-        if self.settled or self.looking:
+    def show_synchronized(self):
+        if self.synchronized or self.showing:
             return False
-        self.before_looking = [(array, array.copy()) for array in self.trained()]
-        return bool(self.synchronize())
+        self.before_showing = [(array, array.copy()) for array in self.trained()]
+        return bool(self.write_synchronized())
 
     def resume(self):
-        for array, copy in self.before_looking or ():
+        for array, copy in self.before_showing or ():
             array[...] = copy
-        self.before_looking = None
+        self.before_showing = None
 
     def before_load(self):
         """Nothing: where the other state is refused, training goes on."""
 
-    def forget(self):
-        self.before_looking, self.settled, self.bad = None, True, False
+    def reset(self):
+        self.before_showing, self.synchronized, self.bad = None, True, False
 
     def trained(self) -> Iterator[np.ndarray]:
-        """Yield all arrays that this rank's next step depends on, and that `synchronize` changes."""
+        """Yield all arrays that this rank's next step depends on, and that `write_synchronized` changes."""
         yield self.parameters
         yield from self.slots.values()
         yield self.buffers
 
-    def synchronize(self) -> bool | None:
+    def write_synchronized(self) -> bool | None:
         """Give all ranks the same arrays, whatever their losses were (collective).
 
-        Return whether a loss was not finite, if a rank settles meanwhile.
+        Return whether a loss was not finite, if other ranks synchronize meanwhile.
         """
         raise TypeError(f"{type(self).__name__} does not say how")
 

@@ -25,7 +25,7 @@ import numpy as np
 from collectives.failures.awake import Awake
 
 LIMIT = 300.0  # seconds that a rank waits for a message by default
-SPINS, NAP = 50, 1e-4  # looks before a waiting rank gives its core away, and the seconds of each nap then
+POLLS_BEFORE_SLEEP, POLL_INTERVAL = 50, 1e-4  # seconds; a waiting rank sleeps between polls after this number of them
 NUMBERS = 6  # at most in a header
 HEAD = 4 + NUMBERS  # float64 before the array: kind, two roles, length of the header, the header
 HEAD_BYTES = 8 * HEAD
@@ -225,23 +225,23 @@ class Mailbox:
         clock = Awake()
         quiet, since = 0, clock.now()
         while not done():
-            if self._step() or serve_others(self):
+            if self._handle_next() or poll_other_mailboxes(self):
                 quiet, since = 0, clock.now()
                 continue
             quiet += 1
-            if quiet < SPINS:
+            if quiet < POLLS_BEFORE_SLEEP:
                 os.sched_yield()
                 continue
-            time.sleep(NAP)
+            time.sleep(POLL_INTERVAL)
             if clock.now() - since > self.limit:
                 reason = reason or (lambda: f"{self._name()} waits for a message from any rank")
                 raise TimeoutError(f"{reason()}: nothing has come for {self.limit:g} s")
 
-    def move(self) -> bool:
+    def poll(self) -> bool:
         """Handle what has come, about one message of each rank; return whether anything came."""
-        return any([self._step() for _ in range(len(self.peers) + 1)])
+        return any([self._handle_next() for _ in range(len(self.peers) + 1)])
 
-    def _step(self) -> bool:
+    def _handle_next(self) -> bool:
         """Handle the next message, or, inside a handler, only receive it; return whether there is one."""
         if self.handling:
             return self._receive()
@@ -306,7 +306,7 @@ class Mailbox:
         self.communicator.Free()
 
 
-def serve_others(waiting: Mailbox) -> bool:
+def poll_other_mailboxes(waiting: Mailbox) -> bool:
     """Receive for the other mailboxes of this rank, and handle messages where they serve; return whether any came.
 
     Those that do not serve, or are inside a handler, receive as well: another rank may wait until its message has left.
@@ -315,7 +315,7 @@ def serve_others(waiting: Mailbox) -> bool:
     came = False
     for each in [each for each in MAILBOXES if each is not waiting]:
         try:
-            came |= each.move() if each.serving else each._receive()
+            came |= each.poll() if each.serving else each._receive()
         except each.failure[0]:  # a rank of an earlier trainer has died, say: who waits here need not know
             MAILBOXES.discard(each)
     return came

@@ -79,7 +79,7 @@ class Master(GradientSync):
         if refused:
             raise FloatingPointError(refused)
 
-    def look(self):
+    def show_synchronized(self):
         """Bring the present parameters to the workers, which have those of the last step's begin."""
         self.broadcast()
         return False

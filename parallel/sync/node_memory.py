@@ -282,7 +282,7 @@ class NodeMemory(GradientSync):
 
     def begin_step(self, step, samples, total, parts):
         """Gradients that are `ready` from now on are final; of samples in parts there are no factors to tell."""
-        self.step, place = step, self.forward_backward.place(samples, total, parts)
+        self.step, place = step, self.forward_backward.contiguous_slice(samples, total, parts)
         self.steps += 1
         self.before = self.steps * (len(self.parameters) + 1)  # what FINISHED counts from
         if self.buckets:

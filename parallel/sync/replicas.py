@@ -9,7 +9,7 @@ Outer      an outer step: an optimizer of its own moves the last common  DiLoCo
 Elastic    each moves towards a centre that all know, and the centre      EASGD
            towards all
 
-At the end of an epoch, and for a checkpoint (`settle`), they average too, with their moments; after `Elastic` the
+At the end of an epoch, and for a checkpoint (`synchronize`), they average too, with their moments; after `Elastic` the
 centre is evaluated and saved, and the replicas continue where they were. Looking in between (an evaluation, the state,
 a digest) shows what averaging would give, and changes nothing.
 
@@ -78,8 +78,8 @@ class Replicas(LocalUpdate):
         self.sizes.add(step, total)
         return super().begin_step(step, samples, total, parts)
 
-    def forget(self):
-        super().forget()
+    def reset(self):
+        super().reset()
         self.sizes.clear()
         self.since, self.averaged, self.error = 0, True, ""
 
@@ -150,21 +150,21 @@ class Replicas(LocalUpdate):
         """Average the replicas, or bring them closer."""
         raise TypeError(f"{type(self).__name__} does not say how")
 
-    def synchronize(self):
+    def write_synchronized(self):
         if not self.averaged:
             self.average()
         for buffer in (*self.slots.values(), self.buffers):
             if buffer.size:
                 self.mean(buffer)
 
-    def settle(self):
+    def synchronize(self):
         self.resume()
-        if self.settled:
+        if self.synchronized:
             return False
         if not self.averaged and self.average_replicas():
             return True
-        self.synchronize()
-        self.settled = True
+        self.write_synchronized()
+        self.synchronized = True
         return False
 
     def counted(self):
@@ -304,7 +304,7 @@ class Elastic(Replicas):
         self.other = self.parameters.copy()  # the centre while replicas train, this replica where all are looked at
 
     def begin_step(self, step, samples, total, parts):
-        if self.settled:
+        if self.synchronized:
             self._swap()
         return super().begin_step(step, samples, total, parts)
 
@@ -323,8 +323,8 @@ class Elastic(Replicas):
         yield from super().trained()
         yield self.other
 
-    def synchronize(self):
-        super().synchronize()
+    def write_synchronized(self):
+        super().write_synchronized()
         self._swap()
 
     def placed(self):

@@ -134,16 +134,16 @@ class ShardedOptimizer(GradientSync):
             whole = np.zeros(unit.block * self.mesh.count, self.dtype)
             for name, array in self.unit_layout.arrays(whole, unit):
                 array[...] = self.layout.draw(name, self.seed).reshape(-1)
-            self.own(unit)[...] = self.block_of(whole, unit)
+            self.own_block(unit)[...] = self.own_part(whole, unit)
         self.publish_parameters()
 
-    def block_of(self, whole: np.ndarray, unit: Unit) -> np.ndarray:
+    def own_part(self, whole: np.ndarray, unit: Unit) -> np.ndarray:
         """Return this rank's block of a whole unit."""
         return whole[self.mesh.rank * unit.block :][: unit.block]
 
-    def own(self, unit: Unit) -> np.ndarray:
+    def own_block(self, unit: Unit) -> np.ndarray:
         """Return this rank's block of the parameters of a unit."""
-        return self.block_of(self.unit_layout.whole(self.parameters, unit), unit)
+        return self.own_part(self.unit_layout.whole(self.parameters, unit), unit)
 
     def publish_parameters(self) -> None:
         """Let all ranks see the updated blocks of all others (collective)."""
@@ -210,7 +210,7 @@ class ShardedOptimizer(GradientSync):
         optimizer.clip_gradients(g, self.region, self.sum_norms)
         for unit, region in zip(self.units, self.regions, strict=True):
             slots = {name: slot[unit.blocks] for name, slot in self.slots.items()}
-            optimizer.apply(self.own(unit), g[unit.blocks], slots, self.step, region, self.sum_squares)
+            optimizer.apply(self.own_block(unit), g[unit.blocks], slots, self.step, region, self.sum_squares)
         self.publish_parameters()
 
     def sum_squares(self, squares: np.ndarray) -> None:

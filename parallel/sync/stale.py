@@ -6,8 +6,8 @@
     update      | of k-S     | of k+1-S   | of k+2-S
 
 All ranks apply the same sums in the same order, so they hold the same parameters; in the first S steps nothing is
-applied. At the end of an epoch, and for a checkpoint (`settle`), ranks wait for the sums in flight and apply them, so
-nothing is lost, and the next S steps apply nothing again. Looking in between shows the same, and changes nothing.
+applied. At the end of an epoch, and for a checkpoint (`synchronize`), ranks wait for the sums in flight and apply them,
+so nothing is lost, and the next S steps apply nothing again. Looking in between shows the same, and changes nothing.
 
 The loss travels behind the gradients, and so comes S steps late as well: a step returns the loss of its own part of the
 batch times the ranks, and all ranks learn S steps later of a loss that is not finite. Its gradients, and those after
@@ -123,10 +123,10 @@ class Stale(LocalUpdate):
             reduction = self.in_flight.pop(0)
             self.wait(reduction)
             self.idle.append(reduction)
-        self.bad, self.settled = False, True
+        self.bad, self.synchronized = False, True
 
-    def forget(self):
-        super().forget()
+    def reset(self):
+        super().reset()
         self.drop()
 
     def trained(self):
@@ -135,7 +135,7 @@ class Stale(LocalUpdate):
             self.wait(reduction)  # its sum arrives in the array
             yield reduction.flat_buffer  # whose gradients an optimizer may overwrite
 
-    def synchronize(self):
+    def write_synchronized(self):
         for reduction in self.in_flight:
             self.wait(reduction)
             result = reduction.message.result()
@@ -148,16 +148,16 @@ class Stale(LocalUpdate):
         if self.buffers.size:
             self.mean(self.buffers)
 
-    def settle(self):
+    def synchronize(self):
         self.resume()
-        if self.settled:
+        if self.synchronized:
             return False
         while self.in_flight:
             if self.complete_oldest():
                 return True
         if self.buffers.size:
             self.mean(self.buffers)
-        self.settled = True
+        self.synchronized = True
         return False
 
     def placed(self):

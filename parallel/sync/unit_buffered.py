@@ -117,12 +117,12 @@ class ShardedParameters(ShardedGradients):
         self.use_order = [u for i, u in enumerate(order) if i == 0 or order[i - 1] != u]  # of 3 units: 0 1 2 1 0
         self.position = -1  # in use_order, of the unit that was used last
 
-    def own(self, unit):
+    def own_block(self, unit):
         return self.parameters[unit.blocks]
 
     def publish_parameters(self):
         """Forget what was gathered before the update: units are gathered again when they are used."""
-        self.parameter_buffers.forget()
+        self.parameter_buffers.invalidate()
 
     def begin_pass(self, micro):
         self.position = -1
@@ -162,13 +162,13 @@ class ShardedParameters(ShardedGradients):
     def start_gather(self, number: int) -> None:
         """Start to gather a unit into its buffer, or gather it, where none is gathered ahead."""
         unit = self.units[number]
-        if not self.parameter_buffers.take(unit):
+        if not self.parameter_buffers.claim_buffer(unit):
             return
         whole = self.parameter_buffers.of(unit)
         if self.prefetch:
-            self.requests[number] = self.mesh.communicator.Iallgather(self.own(unit), whole)
+            self.requests[number] = self.mesh.communicator.Iallgather(self.own_block(unit), whole)
         else:
-            self.mesh.communicator.Allgather(self.own(unit), whole)
+            self.mesh.communicator.Allgather(self.own_block(unit), whole)
 
     def placed_parameters(self, blocks):
         yield PlacedArray("param", "parameters", self.parameters, self.layout, Shard(self.mesh.count), blocks)
@@ -177,4 +177,4 @@ class ShardedParameters(ShardedGradients):
         return *super().unit_memory(), *self.parameter_buffers.memory.values()
 
     def loaded(self, steps, anew=()):
-        self.parameter_buffers.forget()
+        self.parameter_buffers.invalidate()

@@ -39,7 +39,7 @@ class Unit:
         Of the arrays inside.
     gaps : tuple of slice
         Places between and behind the arrays, relative to the unit: always zero.
-    alone : bool
+    out_of_turn : bool
         Another layer's array is one of this unit (Spec.tied), so it is used out of turn.
     """
 
@@ -50,7 +50,7 @@ class Unit:
     at: int
     names: tuple[str, ...]
     gaps: tuple[slice, ...]
-    alone: bool
+    out_of_turn: bool
 
     @property
     def blocks(self) -> slice:
@@ -125,8 +125,8 @@ class UnitLayout:
         ends = [0, *(self.layout.slices[name].stop - start for name in names)]
         begins = [*(self.layout.slices[name].start - start for name in names), block * self.ranks]
         gaps = tuple(slice(a, b) for a, b in zip(ends, begins, strict=True) if b > a)
-        alone = bool(owners & set(names))
-        self.units.append(Unit(len(self.units), start, stop, block, self.size, names, gaps, alone))
+        out_of_turn = bool(owners & set(names))
+        self.units.append(Unit(len(self.units), start, stop, block, self.size, names, gaps, out_of_turn))
         self.size += block
 
     def whole(self, buffer: np.ndarray, unit: Unit) -> np.ndarray:
@@ -176,7 +176,9 @@ class UnitBuffers:
 
     def __init__(self, layout: UnitLayout, count: int, make):
         self.layout = layout
-        self.number = {unit.number: (unit.number if unit.alone else -1 - unit.number % count) for unit in layout.units}
+        self.number = {
+            unit.number: (unit.number if unit.out_of_turn else -1 - unit.number % count) for unit in layout.units
+        }
         sizes: dict[int, int] = {}
         for unit in layout.units:
             buffer = self.number[unit.number]
@@ -188,16 +190,16 @@ class UnitBuffers:
         """Return the memory of a unit."""
         return self.memory[self.number[unit.number]][: unit.block * self.layout.ranks]
 
-    def take(self, unit: Unit) -> bool:
-        """Give a unit its buffer; return False if it is there already."""
+    def claim_buffer(self, unit: Unit) -> bool:
+        """Give a unit its buffer; return False if the buffer already holds it."""
         buffer = self.number[unit.number]
         if self.holds.get(buffer) == unit.number:
             return False
         self.holds[buffer] = unit.number
         return True
 
-    def forget(self) -> None:
-        """Forget what is in the buffers."""
+    def invalidate(self) -> None:
+        """Mark all buffers as empty."""
         self.holds.clear()
 
     def views(self):

@@ -198,7 +198,7 @@ def train(chosen: argparse.Namespace, asked: Options, parts, ranks, slow: bool) 
     spent = time.perf_counter() - start
     late = {}
     if not one:
-        trainer.settle()
+        trainer.synchronize()
         late = trainer.counted().get("staleness", {})
     rates = ranks.allgather(seen / max(spent, 1e-9))
     found = {}

@@ -42,7 +42,7 @@ def test_looks_and_bad_losses_break_no_rule(case, bound, ahead):
 @pytest.mark.parametrize(
     ("kind", "name", "case", "words"),
     [
-        (ClockTable, "returns", LOOKING | {"bound": 0}, r"computes at clock 2 without \[\(., 1\)\] of server 0"),
+        (ClockTable, "restore", LOOKING | {"bound": 0}, r"computes at clock 2 without \[\(., 1\)\] of server 0"),
         (Symbolic, "resume", LOOKING | {"bound": 1}, "does not serve again after a look"),
         (Worker, "resume", LOOKING | {"bound": 1}, "waits for ever|too old|without"),
         (Worker, "fail", FAILING | {"bound": 1}, "does not know of a bad loss"),
@@ -63,17 +63,17 @@ def test_who_dies_holds_nobody_back(bound):
 class Eager(Symbolic):
     """Answers at once."""
 
-    def go_on(self):
-        for worker in self.clock_table.answers(True):
+    def apply_and_answer(self):
+        for worker in self.clock_table.pop_readable(True):
             self.answer(worker)
 
 
 class OffByOne(Symbolic):
     """Lets workers be one step further apart than it should."""
 
-    def go_on(self):
+    def apply_and_answer(self):
         right, self.clock_table.bound = self.clock_table.bound, self.clock_table.bound + 1
-        super().go_on()
+        super().apply_and_answer()
         self.clock_table.bound = right
 
 
@@ -81,8 +81,8 @@ class Overwriting(Symbolic):
     """Forgets the pushes of a clock that came while it waited for others."""
 
     def handle(self, message):
-        if message.kind == "push" and self.kept:
-            self.kept.clear()
+        if message.kind == "push" and self.pushes_in_step:
+            self.pushes_in_step.clear()
         super().handle(message)
 
 
@@ -147,16 +147,16 @@ def test_the_rule_of_clocks():
     assert allowed(4, 4, 9, warm=4) and not allowed(4, 3, 9, warm=4) and allowed(5, 3, 9, warm=4)
     clock_table = ClockTable(range(3), 1)
     for worker, clock in ((0, 2), (1, 1), (2, 0)):
-        clock_table.pushed(worker, clock)
-    clock_table.asks(0, 2)
-    assert clock_table.answers() == [] and clock_table.waiting == {0: 2}
-    clock_table.leaves(2)
-    assert clock_table.answers() == [0] and not clock_table.waiting and not clock_table.deserted(1)
+        clock_table.record_push(worker, clock)
+    clock_table.add_read(0, 2)
+    assert clock_table.pop_readable() == [] and clock_table.waiting == {0: 2}
+    clock_table.remove(2)
+    assert clock_table.pop_readable() == [0] and not clock_table.waiting and not clock_table.ended_early(1)
     for worker in (0, 1):
-        clock_table.leaves(worker)
-    assert clock_table.deserted(1) and not clock_table.deserted(0) and clock_table.least == math.inf
-    clock_table.leaves(0, pauses=True)
-    clock_table.leaves(0)
+        clock_table.remove(worker)
+    assert clock_table.ended_early(1) and not clock_table.ended_early(0) and clock_table.least == math.inf
+    clock_table.remove(0, pauses=True)
+    clock_table.remove(0)
     assert not clock_table.pausing, "one that dies while it pauses does not return"
     clock_table.open(5)
     assert clock_table.least == 5 and clock_table.reached == {0: 5, 1: 5, 2: 5}

@@ -80,7 +80,7 @@ def test_one_worker_is_one_process_with_any_optimizer(comm):
             for make, options in (server, {"consistency": "async"}), (downpour, {}):
                 many = make(ranks, optimizer=rule(), servers=servers, **options)
                 found = train(many, "mlp")
-                many.settle()
+                many.synchronize()
                 assert many.sync.updates == 5
                 assert not many.sync.is_worker or found == losses
                 if ranks.rank == 0:
@@ -115,7 +115,7 @@ def test_in_step_the_servers_make_the_step_of_data_parallelism(comm):
             setattr(control.sync.worker, "samples", 0) or type(control.sync.worker).push(control.sync.worker, rate)
         )
     train(control, "mlp")
-    control.settle()
+    control.synchronize()
     assert comm.rank or difference(control.flat_parameters, one.flat_parameters) > 1e-6, "control: one pushes nothing"
 
 
@@ -152,7 +152,7 @@ def test_weight_decay_is_once_per_step(comm):
         start = trainer.flat_parameters.copy()
         for n in counts:
             trainer.step(np.zeros((n, 6)), np.zeros(n, int), 4)
-        trainer.settle()
+        trainer.synchronize()
         if comm.rank == 0:
             np.testing.assert_allclose(trainer.flat_parameters, want * start, rtol=1e-12)
         free(trainer)
@@ -183,7 +183,7 @@ def test_compressed_pushes_are_applied_too_and_the_rest_is_remembered(comm):
             many = make(comm, servers=2, place="workers", compressor=compression.parse(text), **options)
             start, sent = many.flat_parameters.copy(), pushed(many)
             train(many, "mlp")
-            many.settle()
+            many.synchronize()
             left = sum(memory for memory in many.sync.memories.flat.values())
             total = sum(comm.allgather(sum(sent) - left))
             assert difference((start - many.flat_parameters) / 0.1, total) < 1e-12, text
@@ -232,7 +232,7 @@ def test_a_bound_holds_and_is_reached_beside_a_straggler(comm):
         if free_steps == 5:
             for _ in range(5):
                 token.give()
-        many.settle()
+        many.synchronize()
         if comm.rank == 0:
             assert max(apart) <= bound, (text, apart)
             assert apart[:free_steps] == list(range(free_steps)), "the straggler was where it had been"
@@ -253,7 +253,7 @@ def test_a_server_that_breaks_the_bound_is_caught_by_who_reads(comm):
         said = str(error)
     for _ in range(5):
         token.give()
-    many.settle()
+    many.synchronize()
     if comm.rank == 0:
         assert "reads at clock 2, with the bound 1, what the server on rank 2 had at clock 0 of the slowest" in said
     else:
@@ -280,7 +280,7 @@ def test_a_worker_that_has_finished_holds_nobody_back(comm):
         assert many.sync.server.clock_table.reached == {0: 5, 1: 2}
     if comm.rank == 0:
         many.sync.worker.finish(0.1)
-    many.sync.settled = True
+    many.sync.synchronized = True
     free(many)
 
 
@@ -328,7 +328,7 @@ def test_a_rank_receives_from_all_in_turn():
     mailbox.wait(lambda: len(served) >= 100)
     assert abs(served.count(0) - served.count(2)) <= 1 and served.count(1) >= 10
     served.clear()
-    assert mailbox.move() and len(served) == 4, "between layers about one message of each rank, however many there are"
+    assert mailbox.poll() and len(served) == 4, "between layers about one message of each rank, however many there are"
     mailbox.close()
 
 
@@ -451,7 +451,7 @@ def test_compensated_servers_compute_what_the_formula_says(comm):
                 mean_square = 0.95 * mean_square + 0.05 * g**2
                 w = w - 0.1 * (g + 2 / np.sqrt(mean_square + 1e-7) * g**2 * (w - then))
     train(many, "mlp")
-    many.settle()
+    many.synchronize()
     if comm.rank == 0:
         assert difference(many.flat_parameters, w) < 1e-12
     free(many)
@@ -474,7 +474,7 @@ def test_checkpoints_continue_and_are_continued_by_other_strategies(comm):
         straight.step(*batch)
         first.step(*batch)
     kept = comm.bcast({name: array.copy() for name, array in first.state_dict().items()})
-    straight.settle()
+    straight.synchronize()
     assert int(kept["exchange/updates"]) == straight.sync.updates == 9, "three workers, three steps"
     again = make()
     again.load_state_dict(kept)
@@ -516,8 +516,8 @@ def test_a_loss_that_is_not_finite_ends_all_ranks_and_is_pushed_nowhere(comm):
                 if comm.rank == 1 and i == 2:
                     x[0] = np.nan
                 many.step(x, y, total)
-            many.settle()
-        many.settle()
+            many.synchronize()
+        many.synchronize()
         assert not many.sync.is_worker or np.isfinite(many.flat_parameters).all()
         many.check_replicas()
         free(many)
@@ -529,7 +529,7 @@ def test_a_loss_that_is_not_finite_ends_all_ranks_and_is_pushed_nowhere(comm):
             if many.sync.is_worker and i == 1:
                 many.sync.end_addend = lambda: many.gradients.fill(np.inf)
             many.step(*batch)
-        many.settle()
+        many.synchronize()
     free(many)
 
 
@@ -549,7 +549,7 @@ def test_who_waits_for_whom_is_told(comm):
         comm.recv(source=1)
         (x, y, total), *_ = batches("mlp", (0, 1))
         many.step(x, y, total)
-    many.settle()
+    many.synchronize()
     free(many)
 
 
@@ -603,7 +603,7 @@ def test_memory_is_what_the_formula_says(comm):
     for make, options in (server, {"consistency": "async", "delay_compensation": True}), (downpour, {"push": 2}):
         many = make(comm, optimizer=nn.Adam(0.01), servers=1, **options)
         train(many, "mlp")
-        many.settle()
+        many.synchronize()
         found, formula = many.memory(), many.formula()
         for kind, size in formula.items():
             assert found[kind] == pytest.approx(size, rel=0.02), (make.__name__, kind)
@@ -708,7 +708,7 @@ def test_a_run_logs_and_draws_staleness(comm, shared_tmp_path):
 
 @pytest.mark.mpi(ranks=3)
 def test_a_loss_that_is_not_finite_ends_those_who_look_as_well(comm):
-    """A worker settles in the step of that loss, while ranks that have not heard of it look."""
+    """A worker synchronizes in the step of that loss, while ranks that have not heard of it look."""
     for last in range(4):
         for make in (
             lambda: downpour(comm, push=2, fetch=2),
@@ -725,7 +725,7 @@ def test_a_loss_that_is_not_finite_ends_those_who_look_as_well(comm):
                         x = np.full_like(x, np.nan)
                     many.step(x, y, total)
                     many.digest()
-                many.settle()
+                many.synchronize()
             many.check_replicas()
             assert np.isfinite(many.step(*history[0])) and len(set(comm.allgather(many.digest()))) == 1
             many.close()

@@ -149,7 +149,7 @@ def test_bytes_that_ulysses_sends(comm, ranks):
 
     N, T, H, d = 2, 16, 4, 3
     communicator, groups = Communicator(comm), ContextGroups(ContextDegrees(1, 2), comm.rank)
-    groups.join(communicator, Ranks)
+    groups.connect(communicator, Ranks)
     swap, sent = groups.heads.swap, []
     groups.heads.swap = lambda array: sent.append(array.nbytes // 2) or swap(array)
     inner = cut(nn.Network(nn.MultiHeadAttention(H * d, H), (T, H * d), np.float64), groups)

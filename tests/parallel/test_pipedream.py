@@ -103,9 +103,9 @@ def told(many, drained=(2,), sizes=SIZES):
     for step, batch in enumerate(batches(many.network, sizes=sizes)):
         many.optimizer.lr = rate(step)
         found.append(many.step(*batch))
-        seen = many.state_dict()  # which changes nothing, and shows what `settle` does
+        seen = many.state_dict()  # which changes nothing, and shows what `synchronize` does
         if step in drained:
-            many.settle()
+            many.synchronize()
             state = many.state_dict()
             assert all(np.array_equal(array, state[name]) for name, array in seen.items())
     return found, state
@@ -283,7 +283,7 @@ def test_the_pipeline_stays_full_from_step_to_step(comm):
     assert in_flight().given == 4 + 4 + 3
     many.sum_scores(batch[0], batch[1])
     assert len(in_flight().saved) == 2 - comm.rank
-    many.settle()
+    many.synchronize()
     assert in_flight() is None and many.sync.stash == {} and many.forward_backward.in_transit() == 0
     x, y, total = next(batches(mlp()))
     many.step(x, y, total)
@@ -339,7 +339,7 @@ def test_a_checkpoint_in_the_middle_goes_on(comm):
         given = list(batches(resnet()))
         many.step(*given[0])
         many.step(*given[1])
-        many.settle()
+        many.synchronize()
         state = many.state_dict()
         again.load_state_dict(state)
         assert many.steps == again.steps == 2
@@ -417,7 +417,7 @@ def test_all_ranks_refuse_a_batch_of_which_they_were_given_different_sizes(comm,
                 many = dream(comm, mlp(), nn.SGD(0.1), mini_batches=2, replicas=replicas, limit=20)
                 for _ in range(before):
                     many.step(x, y, total)
-                many.settle()
+                many.synchronize()
                 digest = many.digest()
                 for _ in range(2 * bool(before)):
                     many.step(x, y, total)
@@ -426,7 +426,7 @@ def test_all_ranks_refuse_a_batch_of_which_they_were_given_different_sizes(comm,
                 with pytest.raises(ValueError, match=f"step {2 * before}: .*: {numbers.replace('; ', '.*; ')}"):
                     for _ in range(3):  # the first stages end the step before the last one begins it
                         many.step(x[:n], y[:n], n)
-                    many.settle()
+                    many.synchronize()
                 if not before:
                     assert many.digest() == digest
                 with pytest.raises(RuntimeError, match="a step of this pipeline has failed"):
@@ -437,7 +437,7 @@ def test_all_ranks_refuse_a_batch_of_which_they_were_given_different_sizes(comm,
                     for _ in range(3):
                         n = 9 if comm.rank == odd else total
                         many.step(x[:n], y[:n], total)
-                    many.settle()
+                    many.synchronize()
 
 
 @pytest.mark.mpi(ranks=[3], more=[1, 2, 4])
@@ -465,7 +465,7 @@ def test_looking_changes_nothing_and_another_state_leaves_nothing_in_flight(comm
                 many.load_state_dict(found[-1][2])
                 assert many.digest() == found[-1][1]
                 many.step(x, y, total)
-                many.settle()
+                many.synchronize()
                 found[-1] += many.digest(), many.snapshot()
                 many.close()
             (losses, digest, state, later, _), others = found[0], found[1]

@@ -44,7 +44,7 @@ def test_every_strategy_goes_on_from_every_other(comm):
     for name, many in trainers.items():
         for batch in batches("mlp", many.shard, 2):
             many.step(*batch)
-        many.settle()
+        many.synchronize()
         states[name] = many.digest(), comm.bcast(many.state_dict())
         assert any(key.startswith(PRIVATE) for key in states[name][1]) == (name in KEEP or "stages" in name), name
     for source, (digest, state) in states.items():
@@ -63,6 +63,6 @@ def test_every_strategy_goes_on_from_every_other(comm):
             many.load_state_dict({key: a for key, a in states[name][1].items() if not key.startswith("param/1.")})
         for batch in batches("mlp", many.shard, 1):
             assert np.isfinite(many.step(*batch)), name
-        many.settle()
+        many.synchronize()
     for many in trainers.values():
         many.close()

@@ -76,7 +76,7 @@ def test_meeting_in_every_step_is_data_parallelism(comm, ranks):
         assert_equal_to_one_process(comm, name, options, models, tuple(rules))
     control = make(comm, "LocalSGD", OPTIMIZERS["momentum"](), every=2)
     train(control, "mlp")
-    control.settle()
+    control.synchronize()
     assert difference(control.flat_parameters, one_process("mlp", "momentum")[0].flat_parameters) > 1e-6, (
         "control: every second"
     )
@@ -143,7 +143,7 @@ def test_however_replicas_meet_they_may_be_several_ranks(comm):
         train(many, "mlp")
         assert many.counted() == pytest.approx(counted)
         many.check_replicas()
-        many.settle()  # as for a checkpoint that a run continues from
+        many.synchronize()  # as for a checkpoint that a run continues from
         found = comm.bcast(many.state_dict())
         assert found.keys() == want.keys()
         for entry, array in want.items():
@@ -224,11 +224,11 @@ def test_late_sums_are_those_of_one_process_that_waits(comm):
                 if step != 2:
                     assert difference(many.flat_parameters, one.flat_parameters) < 1e-12
                 else:
-                    many.settle()  # as where a checkpoint is kept
+                    many.synchronize()  # as where a checkpoint is kept
                     while waiting:
                         apply()
                     assert difference(many.flat_parameters, one.flat_parameters) < 1e-12
-            many.settle()
+            many.synchronize()
             before = one.flat_parameters.copy()
             assert waiting and difference(many.flat_parameters, before) > 1e-6, "control: those that were on their way"
             while waiting:
@@ -252,7 +252,7 @@ def test_replicas_are_those_of_one_process(comm):
                     each.flat_parameters[:] = mean
             many.step(*batch)
             assert difference(many.flat_parameters, ours.each[comm.rank].flat_parameters) < 1e-12, (optimizer, step)
-        many.settle()
+        many.synchronize()
         assert difference(many.flat_parameters, ours.mean()) < 1e-12
         free(many)
 
@@ -382,7 +382,7 @@ def test_a_loss_that_is_not_finite_is_told_where_all_meet(comm):
                 if comm.rank == 1 and i == 1:
                     x[0] = np.nan
                 many.step(x, y, total)
-            many.settle()
+            many.synchronize()
         assert np.isfinite(many.flat_parameters).all()
         free(many)
     from nn.optim import clipping
@@ -414,7 +414,7 @@ def test_looking_between_meetings_changes_nothing(comm):
                 with pytest.raises(ValueError, match="lacks"):
                     many.load_state_dict({})
         own = many.counted()
-        many.settle()
+        many.synchronize()
         found = many.state_dict(), own
         free(many)
         return found
@@ -435,14 +435,14 @@ def test_after_a_loss_that_is_not_finite_the_state_is_that_of_all(comm):
         x, y, total = data[1]
         with pytest.raises(nn.NonFiniteLoss):
             many.step(x * np.nan if comm.rank == 1 else x, y, total)
-            many.settle()
+            many.synchronize()
         for _ in range(2):
             many.check_replicas()
             state = many.state_dict()
             assert len(set(comm.allgather(many.flat_parameters.tobytes()))) == 1, name
             assert all(np.isfinite(array).all() for array in state.values())
             many.step(*data[2])
-        many.settle()
+        many.synchronize()
         many.check_replicas()
         free(many)
 
@@ -474,7 +474,7 @@ def test_memory_is_what_the_formula_says(comm):
     for name, options in STRATEGIES:
         many = make(comm, name, nn.Adam(0.01), **options)
         train(many, "mlp")
-        many.settle()
+        many.synchronize()
         for kind, size in many.formula().items():
             assert many.memory()[kind] == pytest.approx(size, rel=0.02), (name, kind)
         free(many)

@@ -76,7 +76,7 @@ def test_one_replica_of_several_ranks_is_one_process(comm):
             for name, more, parts in served:
                 many = make(ranks, name, rule(), network, servers, way=way, **more)
                 found = [many.step(*batch, parts) for batch in batches(model, many.shard)]
-                many.settle()
+                many.synchronize()
                 if many.sync.is_worker:
                     np.testing.assert_allclose(found, losses, rtol=1e-12)
                 many.check_replicas()
@@ -93,7 +93,7 @@ def assert_pipeline_is_one_process(comm, case, together, servers=1, name="Downpo
     losses = [one.step(*batch, min(len(batch[0]), together["micro_batches"])) for batch in batches(data, (0, 1))]
     many = make(comm, name, rule(), network, servers, **together, **options)
     found = [many.step(*batch) for batch in batches(data, many.shard)]
-    many.settle()
+    many.synchronize()
     if many.sync.is_worker:
         np.testing.assert_allclose(found, losses, rtol=1e-12)
     many.check_replicas()
@@ -137,10 +137,10 @@ def test_without_a_stage_a_pipeline_is_not_one_process(comm, monkeypatch):
 
     monkeypatch.setattr(ReplicaRanks, "pairs", own_only)
     many = make(comm, optimizer=adagrad(), **PIPELINE)
-    first = comm.bcast(many.sync.server.held.copy() if many.sync.is_server else None, root=2)
+    first = comm.bcast(many.sync.server.parameters.copy() if many.sync.is_server else None, root=2)
     for batch in batches("mlp", many.shard):
         many.step(*batch)
-    many.settle()
+    many.synchronize()
     if comm.rank == 2:
         changed = {name for name, array in many.network.layout.items(many.flat_parameters - first) if array.any()}
         assert 0 < len(changed) < len(many.network.layout.specs), "control: the second stage stays as it was"
@@ -193,7 +193,7 @@ def test_what_is_applied_is_what_two_replicas_pushed(comm):
         loader = nn.Loader(dataset("mlp"), 16, seed=1, shard=many.shard, dtype=np.float64)
         history = nn.fit(many, loader, 2).history
         assert len(history) == 2 and many.steps == 6 and all(math.isfinite(record["loss"]) for record in history)
-        many.settle()
+        many.synchronize()
         leads = comm.rank in sync.workers
         assert leads == (comm.rank in (0, 2))
         if replica:
@@ -281,8 +281,8 @@ def test_a_loss_that_is_not_finite_ends_all_ranks(comm):
                 if comm.rank in (2, 3) and i == 2:
                     x[0] = np.nan
                 many.step(x, y, total)
-            many.settle()
-        many.settle()
+            many.synchronize()
+        many.synchronize()
         many.check_replicas()
         assert not many.sync.is_worker or np.isfinite(many.flat_parameters).all()
         free(many)
@@ -304,7 +304,7 @@ def test_a_state_continues_with_statistics_in_parts_and_on_one_process(comm, tog
         straight.step(*batch)
         first.step(*batch)
     kept = comm.bcast(first.state_dict())
-    straight.settle()
+    straight.synchronize()
     second = again()
     second.load_state_dict(kept)
     before = second.snapshot()

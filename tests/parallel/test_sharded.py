@@ -82,7 +82,7 @@ def test_tied_weights(comm):
     losses = train(one, "transformer")
     for stage, options in product(STAGES, ({}, {"unit_bytes": 3000})):
         many = maker(comm, stage, **options)(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9))
-        assert [unit.alone for unit in many.sync.units].count(True) == 1
+        assert [unit.out_of_turn for unit in many.sync.units].count(True) == 1
         np.testing.assert_allclose(train(many, "transformer"), losses, rtol=1e-12)
         state = many.state_dict()
         if comm.rank == 0:
@@ -128,7 +128,7 @@ def test_nan_is_told_by_all_before_the_update(comm):
             many.step(x, y, 12, 3)
         x[:] = 0
         assert np.isfinite(many.step(x, y, 12)), "training goes on"
-        many.sync.own(many.sync.units[-1])[0] = np.nan if comm.rank == 2 else 0
+        many.sync.own_block(many.sync.units[-1])[0] = np.nan if comm.rank == 2 else 0
         many.sync.publish_parameters()
         with pytest.raises(nn.NonFiniteLoss, match=r"parameter 1\.W \(it was updated in step 0\)"):
             many.step(x + 1, y, 12)

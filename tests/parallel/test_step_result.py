@@ -101,7 +101,7 @@ def test_no_rank_updates_where_sizes_differ_though_their_mean_is_one_of_them(com
         assert len(set(comm.allgather(str(refused.value)))) == 1, case
         assert (many.flat_parameters == before).all(), case
         assert np.isfinite(many.step(x, y, 4)), f"{case}: ranks go on together"
-        many.settle()
+        many.synchronize()
         before, rate = many.digest(), many.optimizer.lr  # a worker's parameters are a step older
         for name, value, back in ("lr", 0.25, rate), ("momentum", 0.5, 0.9), ("frozen", ("1.W",), ()):
             steps = many.steps
@@ -147,12 +147,12 @@ def test_ranks_that_train_apart_compare_sizes_where_they_meet(comm):
             ValueError, match=r"step 1: .* 4 on rank 0; 3 on rank 1; 5 on rank 2.* when they synchronize"
         ) as found:
             many.step(x, y, [4, 3, 5][comm.rank])
-            many.settle()
+            many.synchronize()
         assert len(set(comm.allgather(str(found.value)))) == 1, case
         many.load_state_dict(state)
         for _ in range(2):
             assert np.isfinite(many.step(x, y, 3)), case
-        many.settle()
+        many.synchronize()
         many.check_replicas()
         many.close()
 

@@ -21,7 +21,7 @@ BLOCK = 128  # queries and keys computed at a time in a ring, where the layer do
 
 
 class ContextGroups:
-    """The ranks with which one computes attention; those of one process until `join`.
+    """The ranks with which one computes attention; those of one process until `connect`.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class ContextGroups:
         """Return this rank's positions of sequences of a length."""
         return positions(length, self.rank, self.degrees)
 
-    def join(self, communicator, group_of) -> None:
+    def connect(self, communicator, group_of) -> None:
         """Make the communicators (collective). group_of: of a communicator, what layers ask."""
         ring = communicator.Split(self.piece, self.member)
         heads = communicator.Split(self.member, self.piece)

@@ -58,10 +58,10 @@ class SequenceParts:
         """Return the loss of the outputs of this rank's positions."""
         return ContextLoss(loss, self.length, self.groups) if self.degrees.size > 1 else loss
 
-    def join(self) -> None:
+    def connect(self) -> None:
         """Make the communicators of attention (collective)."""
         if self.mesh.context:
-            self.groups.join(self.mesh.context, Ranks)
+            self.groups.connect(self.mesh.context, Ranks)
 
     @property
     def nbytes(self) -> int:
@@ -96,8 +96,8 @@ class ContextPass(ForwardBackward):
     def make_local_network(self, network, mesh):
         return self.positions.cut(network, mesh)
 
-    def join(self, trainer):
-        self.positions.join()
+    def bind(self, trainer):
+        self.positions.connect()
         trainer.loss = self.positions.loss(self.whole_loss)
 
     def in_transit(self):

@@ -25,9 +25,9 @@ class ExpertPass(SharedPass):
         self.owns_loss, self.asks_others = mesh.places["tensor"] == 0, experts > 1
         return NetworkPart(deal(shared, experts, tensors), *mesh.part) if mesh.part[1] > 1 else shared
 
-    def join(self, trainer):
-        super().join(trainer)
-        self.everyone = join_experts(trainer)
+    def bind(self, trainer):
+        super().bind(trainer)
+        self.everyone = bind_experts(trainer)
         if self.everyone:
             self.add_terms(trainer, names_alike(trainer.local_network, self.mesh), self.everyone)
 
@@ -42,7 +42,7 @@ class ExpertPass(SharedPass):
         return f"experts dealt out to {self.mesh.part[1]} ranks{together}{how}"
 
 
-def join_experts(trainer) -> Ranks | None:
+def bind_experts(trainer) -> Ranks | None:
     """Give layers the ranks that have the other experts; return those whose samples are others, None without."""
     mesh = trainer.mesh
     if not mesh.expert:

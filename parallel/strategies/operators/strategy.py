@@ -53,7 +53,7 @@ class OperatorPass(ForwardBackward):
         self.owns_loss = mesh.places[self.axis] == 0
         return REWRITTEN[self.axis](network, mesh.places[self.axis], mesh.sizes[self.axis])
 
-    def join(self, trainer):
+    def bind(self, trainer):
         network = trainer.local_network
         self.root, self.beside, self.trial = network.root, None, None
         if self.mesh.space and len(set(nodes_of(self.mesh.space))) > 1 and MPI.Query_thread() >= MPI.THREAD_MULTIPLE:

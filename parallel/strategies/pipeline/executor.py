@@ -36,7 +36,7 @@ from parallel.state.splits import NetworkPart, sample_shape
 from parallel.state.stages import local_network
 from parallel.strategies.expert.dealing import check as check_experts
 from parallel.strategies.expert.dealing import deal
-from parallel.strategies.expert.expert_pass import join_experts, names_alike
+from parallel.strategies.expert.expert_pass import bind_experts, names_alike
 from parallel.strategies.pipeline.actions import Rows, parts, write
 from parallel.strategies.pipeline.picture import compare, measured
 from parallel.strategies.pipeline.placement import place
@@ -161,16 +161,16 @@ class PipelinePass(ForwardBackward):
             }
         )
 
-    def join(self, trainer):
+    def bind(self, trainer):
         """Give every stage its share of the buffers."""
         self.trainer = weakref.proxy(trainer)  # who is closed is gone at once, with all its memory
         if self.mesh.index is None:
             return
         trainer.loss = self.parts_loss or trainer.loss
         if self.positions:
-            self.positions.join()
+            self.positions.connect()
             trainer.loss = self.positions.loss(trainer.loss)
-        self.experts = join_experts(trainer)
+        self.experts = bind_experts(trainer)
         # Layers call other ranks, with samples or without.
         self.computes_empty = trainer.computes_empty_shards and self.mesh.shard[1] > 1
         outer, child = trainer.ctx.network_context, 0
@@ -188,12 +188,12 @@ class PipelinePass(ForwardBackward):
             p, g = trainer.p[child:end], trainer.g[child:end]
             self.stages[number] = OwnStage(network, p, g, buffers, ctx, start, self)
             child = end
-        self._join_ties()
-        late = self._join_terms()
+        self._bind_ties()
+        late = self._bind_terms()
         layout = self.local_network.layout
         self.early_end = min((layout.slices[name].start for name in (*self.ties, *late)), default=layout.size)
 
-    def _join_ties(self) -> None:
+    def _bind_ties(self) -> None:
         """Make the groups that sum the gradients of arrays that several stages share; all stages add to them."""
         gradients = self.local_network.layout.flat(self.trainer.g)
         self.ties: dict[str, tuple[np.ndarray, Any]] = {}
@@ -209,7 +209,7 @@ class PipelinePass(ForwardBackward):
                 for ctx in contexts(own.ctx):
                     ctx.shared |= name in names_of(own.network, ctx.path)
 
-    def _join_terms(self) -> list[str]:
+    def _bind_terms(self) -> list[str]:
         """Find the gradients to sum with whom: those of arrays that all ranks of an axis have. Return their names."""
         gradients = self.local_network.layout.flat(self.trainer.g)
         groups = self.trainer.ctx.network_context.groups

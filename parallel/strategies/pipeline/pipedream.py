@@ -22,8 +22,8 @@ ones that have seen no more mini-batches than those that b has met on the first 
 So this is not what one process computes, but it is the same every time. A step is the mini-batches of one global batch;
 at its end some are still in flight, and go on with those of the next step (pipedream_step.py). A step returns the loss
 of some steps before, which is known by then without waiting (of the first step, as long as there is none). At the end
-of an epoch, and for a checkpoint (`settle`), the pipeline is drained and all of it is applied, so nothing is lost, and
-the pipeline fills again. Looking in between shows the same, on copies of what is in flight, and changes nothing. A
+of an epoch, and for a checkpoint (`synchronize`), the pipeline is drained and all of it is applied, so nothing is lost,
+and the pipeline fills again. Looking in between shows the same, on copies of what is in flight, and changes nothing. A
 step's mini-batches are updates at that step's learning rate. Running statistics are each replica's own until then, and
 become their mean.
 
@@ -101,8 +101,8 @@ class PipeDreamPass(PipelinePass):
         super().start(mesh, network)
         mesh.agree({"vertical sync": self.vertical_sync, "mini-batches": self.micro_batches})
 
-    def join(self, trainer):
-        super().join(trainer)
+    def bind(self, trainer):
+        super().bind(trainer)
         check_updates_apart(self.placement, trainer.optimizer)
         (stage,) = self.stages
         if max(self.replicas) > 1:

@@ -97,9 +97,9 @@ class WeightStashing(LocalUpdate):
     def update(self):
         """Do nothing: every mini-batch has had its own update, or will have it."""
 
-    def settle(self):
+    def synchronize(self):
         self.resume()
-        self.settled = True
+        self.synchronized = True
         return self.forward_backward.drain()
 
     def trained(self):
@@ -107,17 +107,17 @@ class WeightStashing(LocalUpdate):
         yield self.flat_buffer
         yield self.update_count
 
-    def synchronize(self):
+    def write_synchronized(self):
         in_flight = self.stash, self.updates
         self.forward_backward.drain_copy()
         self.stash, self.updates = in_flight
 
     def before_load(self):
         """Receive what was sent (collective): once the other state is taken over, nothing is in flight any more."""
-        self.look()
+        self.show_synchronized()
 
-    def forget(self):
-        super().forget()
+    def reset(self):
+        super().reset()
         self.forward_backward.forget()
 
     def placed(self):
@@ -138,7 +138,7 @@ class WeightStashing(LocalUpdate):
 
     def close(self):
         """Free what is held beside arrays, once nothing is in flight (collective)."""
-        self.look()
-        self.forget()
+        self.show_synchronized()
+        self.reset()
         if self.buckets:
             self.buckets.close()

@@ -43,12 +43,12 @@ class SharedPass(ForwardBackward):
         self.owns_loss = index == 0
         return NetworkPart(shared, index, ranks) if ranks > 1 else shared
 
-    def join(self, trainer):
+    def bind(self, trainer):
         """The loss of outputs that are cut; and where gradients are terms, here and there in the buffer."""
         if self.mesh.index is None:
             return
         if self.positions:
-            self.positions.join()
+            self.positions.connect()
             self.parts_loss = self.positions.loss(self.parts_loss)
         self.terms: list[tuple[list, Group]] = []  # of each group, where gradients end and they
         self.add_terms(trainer, terms(trainer.local_network), trainer.ctx.network_context.groups.get("tensor"))

@@ -45,7 +45,7 @@ class Symbolic(Server):
     """A server whose gradients are names: (worker, step). What it does, and when, is `Server.handle`."""
 
     def __init__(self, number: int, clock_table: ClockTable):
-        self.role, self.clock_table, self.kept, self.broken = ("server", number), clock_table, {}, False
+        self.role, self.clock_table, self.pushes_in_step, self.broken = ("server", number), clock_table, {}, False
         self.applied: tuple = ()
         self.sent: list[Message] = []
         self.mailbox = ServerMailbox()
@@ -66,14 +66,14 @@ class Symbolic(Server):
         )
         other.clock_table.waiting = dict(self.clock_table.waiting)
         other.clock_table.pausing = set(self.clock_table.pausing)
-        other.kept, other.applied, other.broken = dict(self.kept), self.applied, self.broken
+        other.pushes_in_step, other.applied, other.broken = dict(self.pushes_in_step), self.applied, self.broken
         other.mailbox.serving = self.mailbox.serving
         return other
 
     def key(self) -> tuple:
         """Return all that makes it another state."""
         clock_table = self.clock_table
-        kept = tuple((worker, tuple(body)) for worker, (body, *_) in sorted(self.kept.items()))
+        kept = tuple((worker, tuple(body)) for worker, (body, *_) in sorted(self.pushes_in_step.items()))
         clocks = (
             tuple(clock_table.clocks.values()),
             tuple(clock_table.reached.values()),
@@ -118,7 +118,7 @@ class SentMessages(list):
 
     send = list.append
 
-    def move(self) -> bool:
+    def poll(self) -> bool:
         return False
 
 
@@ -131,7 +131,7 @@ class SymbolicWorker(Worker):
         self.push_every, self.fetch_every, self.unpushed, self.gradients = case.push_every, case.fetch_every, (), ()
         self.names = [frozenset() for _ in self.hosts]
         self.looks, self.fails = case.looks, case.fails if rank == 0 else None
-        self.fresh, self.blocking, self.looked, self.trained = False, False, False, ()
+        self.has_new_parameters, self.blocking, self.looked, self.trained = False, False, False, ()
         self.computed: list[tuple] = []  # of each read: clock, names, and what it must have of its own
         self.open(0, 0)
 
@@ -323,7 +323,7 @@ class Explorer:
             other.down[worker][j] = (*other.down[worker][j], answer)
         server.sent = []
         if server.clock_table.pausing and server.clock_table.least == math.inf:
-            server.rest()
+            server.finish_serving()
         return other
 
     def arrive_down(self, state: State, i: int, j: int) -> State:

@@ -10,8 +10,8 @@ back: it leaves the minimum.
                worker 1 | 0 | 1 | ...
                worker 2 |     0       |
 
-There are no messages here and no arrays, so that the same text is run by servers and workers (served.py), and by the
-checker in every order of arrival (checking.py). Source: Ho et al. 2013 (stale synchronous parallel).
+There are no messages here and no arrays, so servers, workers (served.py) and the checker, which tries every order of
+arrival (checking.py), run the same code. Source: Ho et al. 2013 (stale synchronous parallel).
 """
 
 from __future__ import annotations
@@ -66,34 +66,34 @@ class ClockTable:
         """Return the clock of the slowest worker that has not left; math.inf if all have."""
         return min(self.clocks.values())
 
-    def pushed(self, worker: int, clock: int) -> None:
-        """Note a worker's push: gradients of its steps up to this clock."""
+    def record_push(self, worker: int, clock: int) -> None:
+        """Record a worker's push: gradients of its steps up to this clock."""
         self.clocks[worker] = self.reached[worker] = clock
 
-    def asks(self, worker: int, clock: float) -> None:
-        """Note that a worker wants to read, at this clock; math.inf: when all workers have left."""
+    def add_read(self, worker: int, clock: float) -> None:
+        """Record that a worker wants to read, at this clock; math.inf: when all workers have left."""
         self.waiting[worker] = clock
 
-    def leaves(self, worker: int, pauses: bool = False) -> None:
+    def remove(self, worker: int, pauses: bool = False) -> None:
         """Remove a worker that is finished, or dead, or that pauses and will go on from its last push."""
         self.clocks[worker] = math.inf
         self.pausing = self.pausing | {worker} if pauses else self.pausing - {worker}
 
-    def returns(self, worker: int) -> None:
-        """Take a worker that has paused back, at its last push."""
+    def restore(self, worker: int) -> None:
+        """Restore a worker that has paused, at its last push."""
         self.clocks[worker] = self.reached[worker]
         self.pausing.discard(worker)
 
-    def in_step(self, clock: float) -> bool:
+    def is_synchronous(self, clock: float) -> bool:
         """Return whether all workers go from one clock to the next together there."""
         return self.bound == 0 or clock <= self.warm
 
-    def deserted(self, clock: int) -> bool:
+    def ended_early(self, clock: int) -> bool:
         """Return whether all workers have left, one before it had come to this clock: training has ended early."""
         gone = (at for worker, at in self.reached.items() if worker not in self.pausing)
         return self.least == math.inf and min(gone, default=clock) < clock
 
-    def answers(self, broken: bool = False) -> list[int]:
+    def pop_readable(self, broken: bool = False) -> list[int]:
         """Return the workers that may read now, and remove them from `waiting`; all if training is `broken`."""
         least = self.least
         found = [w for w, clock in self.waiting.items() if broken or allowed(clock, least, self.bound, self.warm)]
@@ -109,7 +109,7 @@ def allowed(clock: float, least: float, bound: float, warm: int = 0) -> bool:
 
 @dataclass(frozen=True)
 class CachedSlice:
-    """The age of a worker's copy of one server's slice, as the server told it with the slice.
+    """The age of a worker's copy of one server's slice, as the server sent it with the slice.
 
     Attributes
     ----------

@@ -1,9 +1,9 @@
 """The ranks of one replica that have a network together: the first of them is the worker that servers know.
 
-The first rank gathers the parts of all, stages or parts of tensors, into one whole vector before it pushes, and scatters
-what it has read. An array that several ranks have whole (a tensor that is not cut, or to which layers of two stages are
-tied) is pushed as one of them has it, and scattered with the rest, so that all copies stay equal. The first rank decides
-whether answers have come, and broadcasts that in the same step.
+The first rank gathers the parts of all, stages or parts of tensors, into one whole vector before it pushes, and
+scatters what it has read. An array that several ranks have whole (a tensor that is not cut, or to which layers of two
+stages are tied) is pushed as one of them has it, and scattered with the rest, so that all copies stay equal. The first
+rank decides whether answers have come, and broadcasts that in the same step.
 
 Cost for n bytes on r ranks: (r-1)/r n beta at the first one for a push, as much for a read, and alpha a step.
 """

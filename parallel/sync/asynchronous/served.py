@@ -8,16 +8,17 @@ Steps, epochs and losses. A step of a worker is its part of one global batch, it
 the pushes of all workers for one batch together are the step that data parallelism makes. So every worker trains its
 share of each epoch, in as many steps as there are batches, whatever the order in which they arrive. A step returns this
 worker's estimate of the loss: its part, times the workers. Where all must be one (the end of an epoch, a checkpoint:
-`settle`) each worker sends what it has gathered, tells the servers that it has finished, and leaves their
-clocks; when all have, everybody reads, and all have the same parameters, in which is every gradient that was pushed.
-Running statistics are each worker's own, and become their mean there. Looking in between (an evaluation, the state, a
-digest) shows what servers have when all pushes have come, and changes nothing but the order in which they come.
+`synchronize`) each worker sends what it has gathered, and leaves the servers' clocks; when all have, everybody reads,
+and all have the same parameters, in which is every gradient that was pushed. Running statistics are each worker's own,
+and become their mean there. Looking in between (an evaluation, the state, a digest) shows what servers have when all
+pushes have come, and changes nothing but the order in which they come.
 
 A worker and a server go through these calls:
 
-    train    worker: open, read, end_step (which pushes), read ...      server: open, and it serves
-    look     worker: pause             server: rest (when all have left)     both: resume with the next step
-    settle   worker: finish            server: rest                          both: open with the next step
+                        worker                              server              with the next step both
+    train               open, read, end_step (pushes) ...   open, and serves
+    show_synchronized   pause                               finish_serving      resume
+    synchronize         finish                              finish_serving      open
 
 A server on a rank of its own is done with a step when the slowest worker is. One on a worker serves between layers and
 wherever that rank waits for messages; it costs no thread. Between two steps it answers nobody: call nothing there that
@@ -26,7 +27,7 @@ waits for another rank, as `parallel.join` does.
 A worker may be some ranks that have a network together, in stages or in parts of layers (replica.py): servers are then
 on ranks of their own, and know the first of them.
 
-A loss that is not finite is not pushed: the worker tells the servers, which answer everybody at once, and all end.
+A loss that is not finite is not pushed: the worker reports it to the servers, which answer all at once, and all end.
 
 Cost of a step, worker: 2 alpha + 2 n beta for each server; the server moves w n / s beta for each round of w workers.
 Sources: Li et al. 2014 (parameter server); Dean et al. 2012 (Downpour); Ho et al. 2013 (bounds).
@@ -134,7 +135,7 @@ class Asynchronous(LocalUpdate, ServerRoles):
             known = (self.hosts, self.shares) if mesh.rank in self.workers else ([], [])
             self.worker = Worker(self.mailbox, mesh.rank, *known, *more, **self.schedule)
         else:
-            self.parameters, self.p, self.g = self.server.held, None, None
+            self.parameters, self.p, self.g = self.server.parameters, None, None
             del self.gradients
 
     def first_values(self):
@@ -173,8 +174,8 @@ class Asynchronous(LocalUpdate, ServerRoles):
 
     def before_layer(self, ctx) -> None:
         """Move messages on between layers."""
-        if not self.settled and not self.looking and self.worker:
-            self.mailbox.move()
+        if not self.synchronized and not self.showing and self.worker:
+            self.mailbox.poll()
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -184,7 +185,7 @@ class Asynchronous(LocalUpdate, ServerRoles):
                 "join lets ranks wait for each other between steps, and a server on a worker answers nobody meanwhile: "
                 "give servers ranks of their own (place='own'), or train synchronously"
             )
-        if self.settled:
+        if self.synchronized:
             if self.is_server:
                 self.server.open(step)
             if self.is_worker:
@@ -206,43 +207,43 @@ class Asynchronous(LocalUpdate, ServerRoles):
             self.bad = True
             worker.fail()
         if worker:
-            broken = worker.broken  # what comes while this step ends is for the next: ranks of a replica are told there
+            broken = worker.broken  # what comes while this step ends is for the next: ranks of a replica read it there
             if not broken:
                 worker.end_step(self.samples, float(self.optimizer.lr))
                 self.pushes += 1
-            self.mailbox.move()
+            self.mailbox.poll()
         else:
             server.serve(self.step + 1)
-            broken = server.broken or server.clock_table.deserted(self.step + 1)
+            broken = server.broken or server.clock_table.ended_early(self.step + 1)
         loss = self.loss * len(self.workers)
-        if broken and self.settle():
+        if broken and self.synchronize():
             loss = math.nan
         return StepResult(loss, True)
 
-    def look(self):
-        if self.is_worker and not (self.settled or self.looking):
+    def show_synchronized(self):
+        if self.is_worker and not (self.synchronized or self.showing):
             self.worker.finish_pending_read()
-        return super().look()
+        return super().show_synchronized()
 
     def trained(self):
         if self.is_worker:
             yield self.parameters
         yield self.buffers
 
-    def synchronize(self):
+    def write_synchronized(self):
         """Read what the servers have, when all pushes have come; what workers have gathered stays with them.
 
-        If other ranks settle meanwhile, for a loss that is not finite, this rank does as well.
+        If other ranks synchronize meanwhile, for a loss that is not finite, this rank does as well.
         """
         if self.is_worker:
             self.worker.pause()
         if self.is_server:
-            self.server.rest()
+            self.server.finish_serving()
         self._count_updates()
         # No server answers a worker's next step before all have read.
-        everyone = self.mesh.allgather(self._status(settles=False))
-        if any(settles for settles, *_ in everyone):
-            self.before_looking, self.settled = None, True
+        everyone = self.mesh.allgather(self._status(synchronizes=False))
+        if any(synchronizes for synchronizes, *_ in everyone):
+            self.before_showing, self.synchronized = None, True
             if self.is_worker:
                 self.worker.forget()
             return self._conclude(everyone)
@@ -250,7 +251,7 @@ class Asynchronous(LocalUpdate, ServerRoles):
         return False
 
     def resume(self):
-        if not self.looking:
+        if not self.showing:
             return
         super().resume()
         if self.is_server:
@@ -259,21 +260,21 @@ class Asynchronous(LocalUpdate, ServerRoles):
             self.worker.resume()
 
     def before_load(self):
-        self.look()
+        self.show_synchronized()
 
-    def forget(self):
+    def reset(self):
         """Drop what workers have gathered."""
         if self.is_worker:
             self.worker.forget()
-        super().forget()
+        super().reset()
         self.sizes.clear()
 
     def _average_statistics(self) -> None:
         if self.is_worker and self.buffers.size:
             self.mean(self.buffers)
 
-    def settle(self):
-        """Finish on all workers, and give all ranks the servers' parameters; see GradientSync.settle.
+    def synchronize(self):
+        """Finish on all workers, and give all ranks the servers' parameters; see GradientSync.synchronize.
 
         Raises
         ------
@@ -283,15 +284,15 @@ class Asynchronous(LocalUpdate, ServerRoles):
             On all ranks: they were given different sizes of a global batch.
         """
         self.resume()
-        if self.settled:
+        if self.synchronized:
             return False
         if self.is_worker:
             self.worker.finish(float(self.optimizer.lr))
         if self.is_server:
-            self.server.rest()
+            self.server.finish_serving()
         self._count_updates()
-        self.settled = True
-        return self._conclude(self.mesh.allgather(self._status(settles=True)))
+        self.synchronized = True
+        return self._conclude(self.mesh.allgather(self._status(synchronizes=True)))
 
     def _count_updates(self) -> None:
         """Note how many updates the servers have made; 0 where this rank neither serves nor reads from them."""
@@ -300,9 +301,9 @@ class Asynchronous(LocalUpdate, ServerRoles):
         else:
             self.updates[...] = self.worker.copies[0].version if self.worker.copies else 0
 
-    def _status(self, settles: bool) -> tuple[bool, str, bool, int]:
-        """Return this rank's part of what all ranks exchange when they settle or look."""
-        return settles, self.server.error if self.is_server else "", self.bad, self.sizes.checksum()
+    def _status(self, synchronizes: bool) -> tuple[bool, str, bool, int]:
+        """Return this rank's part of what all ranks exchange when they synchronize, or show it."""
+        return synchronizes, self.server.error if self.is_server else "", self.bad, self.sizes.checksum()
 
     def _conclude(self, everyone: list[tuple[bool, str, bool, int]]) -> bool:
         """Raise the errors of any rank, and return whether a loss was not finite (collective)."""
@@ -336,7 +337,7 @@ class Asynchronous(LocalUpdate, ServerRoles):
         layout, own, shard = self.layout, self.network.layout, Shard(len(self.hosts))
         if self.is_server:
             server, here = self.server, (Range(self.own_slice.start, self.own_slice.stop, 0),)
-            yield PlacedArray("param", "parameters", server.held, layout, shard, here)
+            yield PlacedArray("param", "parameters", server.parameters, layout, shard, here)
             yield PlacedArray("", "gradients", server.sums, layout, shard)
             for name, slot in self.slots.items():
                 yield PlacedArray(f"optimizer/{name}", "moments", slot, layout, shard, here)
@@ -373,5 +374,5 @@ class Asynchronous(LocalUpdate, ServerRoles):
         return f"{super().describe()}; {', '.join(more)}"
 
     def close(self):
-        self.settle()
+        self.synchronize()
         self.mailbox.close()

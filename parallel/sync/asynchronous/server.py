@@ -37,7 +37,7 @@ class Server(Actor):
     rank : int
         Of the server.
     clock_table : ClockTable
-    held : flat array
+    parameters : flat array
         The slice, with its first values.
     region : Region
         Of the slice.
@@ -66,22 +66,23 @@ class Server(Actor):
         mailbox: Mailbox,
         rank: int,
         clock_table: ClockTable,
-        held: np.ndarray,
+        parameters: np.ndarray,
         region: Region,
         optimizer: Optimizer,
         decoder: Compressor | None,
         compensate: bool,
     ):
         super().__init__(mailbox, ("server", rank))
-        self.clock_table, self.held, self.region = clock_table, held, region
+        self.clock_table, self.parameters, self.region = clock_table, parameters, region
         self.optimizer, self.decoder = optimizer, decoder
-        self.sums = np.zeros_like(held)
-        self.slots = {name: np.zeros_like(held) for name in optimizer.slots}
-        self.compensation = Compensation(len(held), held.dtype) if compensate else None
+        self.sums = np.zeros_like(parameters)
+        self.slots = {name: np.zeros_like(parameters) for name in optimizer.slots}
+        self.compensation = Compensation(len(parameters), parameters.dtype) if compensate else None
         self.updates, self.staleness = 0, Counter()
         self.broken, self.error = False, ""
         self.undecayed = 0  # steps of workers whose weight decay the next update has
-        self.kept: dict[int, tuple] = {}  # worker -> the push (as for `apply`) of a clock that not all have reached
+        # Worker -> its push (as for `apply`), of a clock that not all workers have reached.
+        self.pushes_in_step: dict[int, tuple] = {}
 
     def open(self, clock: int) -> None:
         """Start to serve: all workers are at this clock, with the parameters of this server."""
@@ -90,9 +91,9 @@ class Server(Actor):
         if self.compensation:
             self.compensation.sent.clear()
             for worker in self.clock_table.workers:
-                self.compensation.remember(worker, self.updates, self.held)
+                self.compensation.remember(worker, self.updates, self.parameters)
 
-    def rest(self) -> None:
+    def finish_serving(self) -> None:
         """Answer all workers when all have left, and serve no more until `open` or `resume`."""
         self.serve(math.inf)
         self.mailbox.flush()
@@ -101,7 +102,7 @@ class Server(Actor):
     def resume(self) -> None:
         """Serve again: all workers that have paused go on."""
         for worker in sorted(self.clock_table.pausing):
-            self.clock_table.returns(worker)
+            self.clock_table.restore(worker)
         self.mailbox.serving = True
 
     def serve(self, clock: float) -> None:
@@ -126,31 +127,32 @@ class Server(Actor):
             case "push":
                 clock, version, rate = message.header
                 push = message.array, int(version), rate, int(clock) - clocks.reached[worker]
-                clocks.pushed(worker, int(clock))
-                if clocks.in_step(clock):
-                    self.kept[worker] = push
+                clocks.record_push(worker, int(clock))
+                if clocks.is_synchronous(clock):
+                    self.pushes_in_step[worker] = push
                 elif not self.broken:
                     self.apply(worker, *push)
             case "fail":
                 self.broken = True
             case "read":
-                clocks.asks(worker, *message.header)
+                clocks.add_read(worker, *message.header)
             case "done":
-                clocks.leaves(worker, *map(bool, message.header))
-                clocks.asks(worker, math.inf)
+                clocks.remove(worker, *map(bool, message.header))
+                clocks.add_read(worker, math.inf)
             case "death":  # what the worker has pushed stays, and nobody waits for it
-                clocks.leaves(worker)
+                clocks.remove(worker)
                 clocks.waiting.pop(worker, None)
-        self.go_on()
+        self.apply_and_answer()
 
-    def go_on(self) -> None:
-        """Apply what all have reached, and answer who may read now."""
-        if self.kept and self.clock_table.least >= max(self.clock_table.reached[worker] for worker in self.kept):
-            for each in sorted(self.kept, key=lambda worker: (has_samples(self.kept[worker][0]), worker)):
+    def apply_and_answer(self) -> None:
+        """Apply what all workers have reached; answer the workers that may read."""
+        pushes, clocks = self.pushes_in_step, self.clock_table
+        if pushes and clocks.least >= max(clocks.reached[worker] for worker in pushes):
+            for worker in sorted(pushes, key=lambda worker: (has_samples(pushes[worker][0]), worker)):
                 if not self.broken:
-                    self.apply(each, *self.kept[each])
-            self.kept.clear()
-        for reader in self.clock_table.answers(self.broken):
+                    self.apply(worker, *pushes[worker])
+            pushes.clear()
+        for reader in self.clock_table.pop_readable(self.broken):
             self.answer(reader)
 
     def apply(self, worker: int, body: np.ndarray | None, version: int, rate: float, steps: int) -> None:
@@ -170,22 +172,22 @@ class Server(Actor):
             g[:] = body.view(g.dtype)
         self.staleness[self.updates - version] += 1
         if self.compensation:
-            self.compensation(g, self.held, worker, version)
+            self.compensation(g, self.parameters, worker, version)
         decay = optimizer.weight_decay * self.undecayed / len(self.clock_table.reached)
         self.undecayed = 0
         try:
             with temporarily(optimizer, lr=rate, weight_decay=decay):
-                optimizer.update(self.held, g, self.slots, self.updates, self.region)
+                optimizer.update(self.parameters, g, self.slots, self.updates, self.region)
         except FloatingPointError as error:  # nothing was updated
             self.broken, self.error = True, str(error)
         self.updates += 1
 
     def answer(self, worker: int) -> None:
-        """Send a worker what is held now."""
+        """Send a worker the parameters."""
         header = self.updates, self.clock_table.least, self.clock_table.reached[worker], self.broken
         if self.compensation and self.clock_table.least < math.inf:  # else no gradient is computed with this answer
-            self.compensation.remember(worker, self.updates, self.held)
-        self.send(("worker", worker), "answer", header, self.held)
+            self.compensation.remember(worker, self.updates, self.parameters)
+        self.send(("worker", worker), "answer", header, self.parameters)
 
     @property
     def buffers(self) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ from parallel.sync.asynchronous.replica import ReplicaRanks
 from parallel.sync.compression.compressed import CompressedReduceScatter
 from parallel.sync.mailbox import Actor, Mailbox, Message
 
-PAUSED = "asked_at", "asked", "fresh"  # of a worker: what a read changes, beside its copies
+PAUSED = "asked_at", "asked", "has_new_parameters"  # of a worker: what a read changes, beside its copies
 
 
 class Worker(Actor):
@@ -45,7 +45,11 @@ class Worker(Actor):
         Of every server, the answer to what was asked last; None until it has come.
     broken : bool
         Whether training has ended in an error, here or elsewhere.
+    paused : dict or None
+        While this worker pauses: what it goes on from.
     """
+
+    paused: dict | None = None
 
     def __init__(
         self,
@@ -68,14 +72,12 @@ class Worker(Actor):
         super().__init__(mailbox, ("worker", rank))
         self.hosts, self.shares, self.pieces = hosts, shares, pieces
         self.parameters, self.gradients = parameters, gradients
-        self.replica, self.fresh = replica, False
+        self.replica, self.has_new_parameters = replica, False
         self.read_into = replica.whole if replica else parameters
         self.bound, self.ahead, self.warm = bound, ahead, warm
         self.push_every, self.fetch_every, self.local = push_every, fetch_every, local
         self.unpushed = np.zeros_like(gradients) if push_every > 1 else gradients
         self.open(0, 0)
-
-    paused: dict | None = None
 
     def open(self, clock: int, version: int) -> None:
         """Start at a clock with the parameters of all servers, of this version."""
@@ -137,10 +139,10 @@ class Worker(Actor):
         """Give what the first rank of a replica has read, and whether training has ended, to its other ranks."""
         if not self.replica:
             return
-        fresh, self.broken = self.replica.broadcast(self.fresh, self.broken)
-        if fresh:
+        self.has_new_parameters, self.broken = self.replica.broadcast(self.has_new_parameters, self.broken)
+        if self.has_new_parameters:
             self.replica.scatter(self.parameters)
-        self.fresh = False
+        self.has_new_parameters = False
 
     def ask(self, clock: float) -> None:
         """Ask every server for its slice, unless answers are in flight; at math.inf this worker has finished."""
@@ -173,7 +175,7 @@ class Worker(Actor):
         """Write the slices into the parameters, if all answers have come."""
         if not self.asked:
             return
-        self.mailbox.move()
+        self.mailbox.poll()
         if None in self.answers:
             return
         self.asked = False
@@ -182,7 +184,7 @@ class Worker(Actor):
             self.copies[number] = CachedSlice(int(version), least, own)
             self.broken |= bool(broken)
             self.write(number, answer.array)
-            self.fresh = True
+            self.has_new_parameters = True
         self.answers = [None for _ in self.hosts]
 
     def write(self, number: int, array) -> None:
@@ -229,7 +231,7 @@ class Worker(Actor):
                 yield whole[share] if self.samples else None
 
     def fail(self) -> None:
-        """Tell the servers that the loss of this step is not finite; push nothing."""
+        """Report to the servers that the loss of this step is not finite; push nothing."""
         self.broken = True
         for host in self.hosts:
             self.send(("server", host), "fail")
