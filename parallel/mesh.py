@@ -145,11 +145,11 @@ class Mesh:
     parts : the same, of the ranks that have the other parts of this one's arrays
     model : the same, of the ranks that have the parameters of one network together
     model_size : int
-        How many these are, told to those that serve as well.
+        How many these are, known to servers as well.
     data_group : Mesh
         Of the ranks that have the same of the network, and whose gradients are summed: what a sync sees.
     copies : int
-        How many these are, told to those that serve as well.
+        How many these are, known to servers as well.
 
     Raises
     ------

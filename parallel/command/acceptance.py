@@ -47,7 +47,7 @@ BINDING = {
 
 
 def age() -> float:
-    """Return the seconds since this process was started; 0 where the system does not tell."""
+    """Return the seconds since this process was started; 0 where the system does not say."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")

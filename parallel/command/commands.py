@@ -84,8 +84,10 @@ def listed(found: dict[str, Path]) -> str:
     """The commands, with the first line of what each says of itself."""
     lines = ["usage: ringprop COMMAND [options]; each has --help", ""]
     for name, script in found.items():
-        told = (ast.get_docstring(ast.parse(script.read_text())) or "").partition("\n")[0]
+        summary = (ast.get_docstring(ast.parse(script.read_text())) or "").partition("\n")[0]
         lines.append(
-            textwrap.fill(told, 100, initial_indent=f"  {name:15} ", subsequent_indent=" " * 18, break_on_hyphens=False)
+            textwrap.fill(
+                summary, 100, initial_indent=f"  {name:15} ", subsequent_indent=" " * 18, break_on_hyphens=False
+            )
         )
-    return "\n".join([*lines, "", f"ringprop {version()}; --version tells the commit too"])
+    return "\n".join([*lines, "", f"ringprop {version()}; --version shows the commit too"])

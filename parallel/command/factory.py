@@ -2,7 +2,7 @@
 
 `prepare` makes what a run needs before there are ranks, and asks the rules of it. `train.py --ranks 8` does so before
 it starts ranks, and throws the objects away; each rank does it before it touches MPI, and trains with them, as one
-process does. So a wrong option is told in the same words, with exit status 2, however the program was started. What
+process does. So a wrong option is refused in the same words, with exit status 2, however the program was started. What
 only ranks can find out is left to them: who shares a node, what another host lacks.
 """
 
@@ -77,7 +77,7 @@ def _prepare(options: Options, ranks: int | None) -> Parts:
 
 
 def asked_ranks(options: Options) -> int | None:
-    """Ranks of this run: 0 for one process without MPI, None where the launcher does not tell."""
+    """Ranks of this run: 0 for one process without MPI, None where the launcher does not say."""
     if launcher.inside():
         return launcher.size_from_environment()
     return options.ranks if options.ranks and options.ranks > 1 else 0

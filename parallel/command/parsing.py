@@ -1,7 +1,7 @@
 """Options from what the user wrote: flags, a TOML file (--config), the config.json of a run to continue (--resume).
 
 A value is taken from the first of: the flag, the TOML file, the default. What cannot be read is refused here, what
-makes no sense by rules.py; an option that does not exist is told with the one that was perhaps meant.
+makes no sense by rules.py; an option that does not exist is named with the one that was perhaps meant.
 """
 
 from __future__ import annotations

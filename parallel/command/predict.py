@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
         trained = opened(options.run)
         check(trained, options.run)
         for name in options.images:
-            print(printable("\n".join(told(trained, name, options))), flush=True)
+            print(printable("\n".join(answer_lines(trained, name, options))), flush=True)
     except (OptionError, nn.FileError, nn.CheckpointError, ValueError, TypeError, OSError, MemoryError) as error:
         print(f"error: {said(error)}", file=sys.stderr)
         return 1
@@ -74,7 +74,7 @@ def _check_numbers(run: str, key: str, value: object, counts: set[int]) -> None:
         raise OptionError(f"{run}: {key} must be {what}, given {value!r:.80}")
 
 
-def told(trained: nn.Model, name: str, options: argparse.Namespace) -> list[str]:
+def answer_lines(trained: nn.Model, name: str, options: argparse.Namespace) -> list[str]:
     """The lines about one image."""
     about = trained.about
     image, before = images.read_image(name)

@@ -22,18 +22,18 @@ LOOKED_AT = 200  # training samples, for what their borders are like
 def about(options: Options, data: Data) -> dict[str, Any]:
     """What using the network takes beside it: how samples were scaled, what its outputs mean."""
     train = data.train
-    told: dict[str, Any] = {"data": data.name, "outputs": outputs(options), "classes": data.classes}
+    facts: dict[str, Any] = {"data": data.name, "outputs": outputs(options), "classes": data.classes}
     if data.class_names != VOCABULARY:
-        told["class_names"] = list(data.class_names)
+        facts["class_names"] = list(data.class_names)
     if options.hidden_share:
-        told["hidden"] = options.hidden_share
+        facts["hidden"] = options.hidden_share
     if len(data.in_shape) == 3:
         white = 16 if data.name == "digits" else 255 if train.x.dtype.kind in "iu" else 1  # as it is stored
-        told |= {"white": white, "border": images.border(np.asarray(train.x[:LOOKED_AT], float)) / white}
+        facts |= {"white": white, "border": images.border(np.asarray(train.x[:LOOKED_AT], float)) / white}
     for name in ("scale", "shift"):
         if (value := getattr(train, name)) is not None:
-            told[name] = np.asarray(value).tolist()
-    return told
+            facts[name] = np.asarray(value).tolist()
+    return facts
 
 
 def outputs(options: Options) -> str:

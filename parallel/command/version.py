@@ -25,7 +25,7 @@ def version() -> str:
 def commit(root: Path | None = None) -> str | None:
     """The commit of the checkout that this runs from, or of the git address that was installed; None for others.
 
-    What was changed since and not committed is not told.
+    Changes that are not committed are not shown.
     """
     root = root or Path(__file__).resolve().parents[2]
     return _of_checkout(root / ".git") or _of_installation()

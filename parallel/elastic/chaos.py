@@ -178,15 +178,15 @@ class Chaos:
         status, said = self._finish(process, END)
         self.recovery.append(time.monotonic() - hit)
         faults = zip(kinds, moments, strict=True)
-        told = ", ".join(f"{kind} {seconds:.2f} s after epoch {epochs}" for kind, (epochs, seconds) in faults)
-        self.say(f"{out.name}: {told}: exit status {status}, step {last_step(out)}")
+        injected = ", ".join(f"{kind} {seconds:.2f} s after epoch {epochs}" for kind, (epochs, seconds) in faults)
+        self.say(f"{out.name}: {injected}: exit status {status}, step {last_step(out)}")
         if self.survives and set(kinds) <= set(SURVIVED) and process.pid not in affected and status:
-            raise Broken(f"{out}: {told}: the others should have gone on, and ended with {status}:\n{said}")
+            raise Broken(f"{out}: {injected}: the others should have gone on, and ended with {status}:\n{said}")
         if begun and last_step(out) < 0:
-            raise Broken(f"{out}: {told}: no checkpoint is left of those that there were")
+            raise Broken(f"{out}: {injected}: no checkpoint is left of those that there were")
         ours = re.search(r'File ".*/(scripts|parallel|nn|collectives)/', said)  # not Python's, before it came to us
         if "Traceback" in said and ours and kinds[-1] in ("interrupt", "terminate", "full disk"):
-            raise Broken(f"{out}: {told}: a traceback:\n{said}")
+            raise Broken(f"{out}: {injected}: a traceback:\n{said}")
         if kinds[-1] in ("damage", "torn manifest") and not (out / "result.json").exists():
             self.damage(kinds[-1], out)
 

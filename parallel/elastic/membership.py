@@ -46,7 +46,7 @@ class Membership:
     Attributes
     ----------
     root : MPI.Intracomm
-        Of those that were there at the last recovery; used to agree and to tell, never to train.
+        Of those that were there at the last recovery; used to agree and to report, never to train.
     numbers : list of int
         Of the members, in the order of their ranks.
     number : int

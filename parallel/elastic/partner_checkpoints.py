@@ -112,10 +112,10 @@ class PartnerCheckpoints:
 
     def latest(self, comm: MPI.Intracomm) -> RestoredState | None:
         """Return the latest state of which every part is left; None if there is none (collective)."""
-        told = comm.allgather([(copy.key, copy.ranks, list(copy.holds)) for copy in self.copies])
+        everyone = comm.allgather([(copy.key, copy.ranks, list(copy.holds)) for copy in self.copies])
         holders: dict[tuple, dict[int, int]] = {}
         sizes = {}
-        for rank, copies in reversed(list(enumerate(told))):  # the first of those that have it
+        for rank, copies in reversed(list(enumerate(everyone))):  # the first of those that have it
             for key, ranks, held in copies:
                 sizes[key] = ranks
                 holders.setdefault(key, {}).update(dict.fromkeys(held, rank))

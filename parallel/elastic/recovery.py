@@ -31,7 +31,7 @@ from parallel.launch import launcher
 
 AGAIN = 10  # recoveries at most from one step
 IDLE = 0.05  # seconds between two looks of a member that waits
-DONE = 913  # tag with which it is told that the others are done
+DONE = 913  # tag of the message that the others are done
 Result = TypeVar("Result")
 current: ElasticContext | None = None  # of this process, for whoever ends it
 
@@ -148,8 +148,8 @@ class ElasticContext:
 
     def open_sample_log(self, out: Path, step: int = 0, progress: dict | None = None) -> SampleLog:
         """Return the sample log of this attempt, which continues at the first member's step (collective)."""
-        told = progress or {}
-        place: Place = told.get("epoch", 0), told.get("batch", 0)
+        progress = progress or {}
+        place: Place = progress.get("epoch", 0), progress.get("batch", 0)
         root = self.members.root
         if self.sample_log is None:
             self.sample_log = SampleLog(out / "ledger", self.members.number)

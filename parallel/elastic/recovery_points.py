@@ -120,8 +120,8 @@ class End(Callback):
 
 def share(comm: MPI.Intracomm, tracker: StepTracker) -> tuple[RecoveryPoint | None, bool]:
     """Return (the latest point of any member, on all; if there is none, whether all steps were made) (collective)."""
-    told = comm.allgather((tracker.step, tracker.ended, bool(tracker.partners.copies), tracker.whole))
-    steps, ended, copied, whole = zip(*told, strict=True)
+    members = comm.allgather((tracker.step, tracker.ended, bool(tracker.partners.copies), tracker.whole))
+    steps, ended, copied, whole = zip(*members, strict=True)
     latest = max(steps)
     if latest >= 0:
         if tracker.training and tracker.step == latest:

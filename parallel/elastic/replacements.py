@@ -34,7 +34,7 @@ OPENS, COMES = 15.0, 60.0  # seconds within which it must hold its end of the pi
 TRIES = 3  # processes that are started for one place at most
 PAUSE = 0.002  # seconds between two looks whether one has come
 STAYS = 3.0  # seconds that members may be in MPI with one that has died
-COME, TOLD, PORT = 914, 915, 916  # tags
+COME, STARTED, PORT = 914, 915, 916  # tags
 END = 9  # descriptor of the process's end of the pipe
 # The shell opens it before Python is loaded; where who has started it is no more, it ends here.
 SHELL = f'exec {END}>"$0" && echo >&{END} && exec "$@"'
@@ -112,12 +112,12 @@ def start(comm: MPI.Intracomm, places: int, size: int) -> list[Replacement] | No
     MPI.Exception
         A member has died.
     """
-    told = bytearray(1)
+    started = bytearray(1)
     if comm.rank:
-        request = comm.Irecv(told, 0, TOLD)
+        request = comm.Irecv(started, 0, STARTED)
         while not request.Test():
             time.sleep(PAUSE)
-        return [] if told[0] else None
+        return [] if started[0] else None
     come, left = [Replacement(size) for _ in range(places)], TRIES * places
     try:
         while left >= places and not all(each.between for each in come):
@@ -128,13 +128,13 @@ def start(comm: MPI.Intracomm, places: int, size: int) -> list[Replacement] | No
                     left -= 1
                     come[place] = Replacement(size)
             time.sleep(PAUSE)
-        told[0] = left >= places
+        started[0] = left >= places
         for rank in range(1, comm.size):
-            comm.Send(told, rank, TOLD)
+            comm.Send(started, rank, STARTED)
     finally:
-        if not told[0]:
+        if not started[0]:
             close(come)
-    return come if told[0] else None
+    return come if started[0] else None
 
 
 def close(replacements: Sequence[Replacement]) -> None:

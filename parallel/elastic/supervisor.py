@@ -239,12 +239,14 @@ class Supervisor:
 
         def ask(number, frame):
             self.asked = number
-            told = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-            ranks = processes.find(self.name, only_ranks=True, variable=SUPERVISED) if told == signal.SIGTERM else []
-            if ranks:  # mpirun, told itself, would kill them a second later
-                processes.send(ranks, told)
+            forwarded = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+            ranks = (
+                processes.find(self.name, only_ranks=True, variable=SUPERVISED) if forwarded == signal.SIGTERM else []
+            )
+            if ranks:  # a signalled mpirun would kill them a second later
+                processes.send(ranks, forwarded)
             elif self.process and self.process.poll() is None:
-                self.process.send_signal(told)
+                self.process.send_signal(forwarded)
 
         heeded = [signal.SIGINT, signal.SIGTERM]
         heeded += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []

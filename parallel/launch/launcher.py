@@ -504,11 +504,11 @@ class Job:
 
         (mpiexec would kill them a second after it.)
         """
-        end, told = time.monotonic() + patience, set()
+        end, signalled = time.monotonic() + patience, set()
         while self.poll() is None and time.monotonic() < end:
             ranks = set(processes.find(self.name, only_ranks=True))
-            processes.send(ranks - told, signal.SIGTERM)
-            told |= ranks
+            processes.send(ranks - signalled, signal.SIGTERM)
+            signalled |= ranks
             self.wait(0.2)
 
     def stop(self, grace: float = processes.GRACE) -> None:

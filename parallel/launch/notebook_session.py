@@ -1,6 +1,6 @@
 """The ranks that cells of %%mpi run on: for one cell, or for many (a session), where variables stay.
 
-The ranks (notebook_rank.py) and the notebook share a directory. Rank r is told of cell k by a line in its pipe `r.go`;
+The ranks (notebook_rank.py) and the notebook share a directory. Rank r learns of cell k from a line in its pipe `r.go`;
 what belongs to the cell is in `k/`: cell.py, definitions.py, request.json, in.json and in.npz; and of each rank
 r.out (what it prints), r.*.png (figures), r.value (the last line's), then r.json and r.npz (what it brings back), or
 r.error (its traceback). A rank that is ended leaves in r.stack where it was.

@@ -202,13 +202,13 @@ def keep(job: str, variable: str = JOB, directory: str | None = None) -> None:
     A launcher that is killed while it starts mpiexec leaves a process that has not got the job's name yet.
     """
     sys.stdin.read()
-    begin, told = time.monotonic(), set()
+    begin, signalled = time.monotonic(), set()
     while (passed := time.monotonic() - begin) < GRACE:
         found = set(find(job, variable=variable))
         if not found and passed > STARTING:
             break
-        send(found - told, signal.SIGTERM)
-        told |= found
+        send(found - signalled, signal.SIGTERM)
+        signalled |= found
         time.sleep(0.05)
     kill(job, variable)
     if directory:

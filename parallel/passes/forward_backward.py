@@ -64,7 +64,7 @@ class ForwardBackward:
     phases = ()  # as of a sync, those of its own
     asks_others = False  # layers ask ranks with other samples: so one without samples computes, too
     peers = None  # a communicator of ranks on the axis "pipeline" that have the same of the network
-    note = None  # told (name, start, end) of what is done inside the phases, where somebody records it
+    note = None  # called with (name, start, end) of what is done inside the phases, where somebody records it
 
     def make_local_network(self, network: Network, mesh: Mesh) -> Network:
         """Return the part of the network that this rank computes."""

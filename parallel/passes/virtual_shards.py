@@ -5,7 +5,7 @@ gradients of the shards chunk(V, p, r), one after another, each in a forward and
 summed in one fixed binary tree (sync/fixed_tree.py). So no rounding depends on p: parameters after training are
 equal bit for bit on 1, 2, 3, ... ranks, and so are losses, running statistics and accuracies.
 
-What else could tell p apart is fixed too: BLAS works with one thread in this process until the trainer is closed or
+What else could depend on p is fixed too: BLAS works with one thread in this process until the trainer is closed or
 deleted (its sums depend on the number of threads), every shard starts from the running statistics of the step's begin,
 and the mean of those of all shards is kept. Losses of evaluations are rounded to 2^-24, each batch's sum, because sums
 of such numbers are exact in any order. Equal bits need equal instructions: hosts with the same kind of processor, NumPy

@@ -2,7 +2,7 @@
 
     moving_seconds("allgather", count=8, stride=2, nbytes=100e6, network=Network.fat_tree(4, 4).of_ranks(16))
 
-A simulation tells what an algorithm takes for two lengths; between and beyond them lies a straight line, as the
+A simulation gives what an algorithm takes for two lengths; between and beyond them lies a straight line, as the
 latencies are the same, and the shares of the channels too. Additions are not counted.
 """
 

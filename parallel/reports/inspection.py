@@ -16,7 +16,7 @@ from parallel.reports.figures import write_figure
 
 SHOWN = 40  # misclassified samples in the picture
 LOOKED_AT = 512  # samples for distributions and dead units
-TOLD = 20  # classes whose confusion is told as a table
+SHOWN = 20  # classes whose confusion is shown as a table
 
 
 def profile(trainer: nn.Trainer, loader: nn.Loader) -> str:
@@ -102,6 +102,6 @@ def _classes(trainer: nn.Trainer, data: Data, out: Path) -> list[str]:
             sure = 1 / np.exp(z[worst] - z[worst].max(axis=1, keepdims=True)).sum(axis=1)
         shown = pictures.samples(x[worst], y[worst], z[worst].argmax(axis=1), names, confidence=sure)
         write_figure(shown, out / "misclassified.png")
-    if data.classes > TOLD:
+    if data.classes > SHOWN:
         return []
     return [inspection.confusion_table(matrix, data.class_names)]

@@ -7,7 +7,7 @@ by what its strategy shards (Rajbhandari et al. 2020):
 
 A worker keeps 2 s Psi, one of n parameter servers (2 + k) s Psi/n, a rank that is both the sum.
 
-What is whole for a moment only, the unit of layers in use, is told apart as "in transit". Activations are in the
+What is whole for a moment only, the unit of layers in use, is listed as "in transit". Activations are in the
 resident memory of the process, and in no formula.
 """
 
@@ -82,9 +82,9 @@ class MemoryReport:
         if trainer.notes:
             lines.append(trainer.notes)
         if self.traffic and self.steps:
-            told = trainer.sends
-            vector = psi * trainer.network.dtype.itemsize * (max(1, ranks - 1) / ranks if told else 1)
+            sends = trainer.sends
+            vector = psi * trainer.network.dtype.itemsize * (max(1, ranks - 1) / ranks if sends else 1)
             times = ", ".join(f"{found['sent'] / vector:.2f}" for found in everyone)
             line = f"sent in a step by each rank: {times} Psi"
-            lines.append(f"{line} (N-1)/N elements; the formula says {told}" if told else f"{line} elements")
+            lines.append(f"{line} (N-1)/N elements; the formula says {sends}" if sends else f"{line} elements")
         return "\n".join(lines)

@@ -136,7 +136,7 @@ def differences(runs: Sequence[RunFiles], topics: Mapping[str, Mapping[str, Any]
     own = {"command", "started", "ranks"}
     surroundings = dict.fromkeys(name for run in runs for name in run.environment if name not in own)
     named = {name: f"{name} used" if name in options else name for name in surroundings}  # what was asked for is above
-    rows += [(told, [run.environment.get(name) for run in runs]) for name, told in named.items()]
+    rows += [(label, [run.environment.get(name) for run in runs]) for name, label in named.items()]
     rows = [(name, values) for name, values in rows if len({repr(value) for value in values}) > 1]
     if not rows:
         return ["<h3>What differs</h3><p>Neither options nor surroundings.</p>"]
@@ -236,10 +236,10 @@ def breakdown(run: RunFiles) -> list[str]:
     if table is None:
         return []
     shares = table.sum(axis=0) / table.sum()
-    told = ", ".join(f"{part} {share:.1%}" for part, share in zip(PARTS, shares, strict=True) if share >= 0.0005)
+    listed = ", ".join(f"{part} {share:.1%}" for part, share in zip(PARTS, shares, strict=True) if share >= 0.0005)
     figure = draw_breakdown(table)
     figure.axes[0].set_title("", loc="left")  # the page has a heading
-    return ["<h3>Where the time of a step goes</h3>", picture(figure, "breakdown of a step", f"All ranks: {told}.")]
+    return ["<h3>Where the time of a step goes</h3>", picture(figure, "breakdown of a step", f"All ranks: {listed}.")]
 
 
 def expert_load(run: RunFiles) -> list[str]:

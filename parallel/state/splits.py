@@ -2,7 +2,7 @@
 
 Which arrays are split, and how, is said once, by the layers of tensor parallelism (strategies/tensor/layers.py): their
 specs have a SplitSpec where a layer of `nn` has a Spec. So `nn` knows nothing of it, and a layer's name in the
-literature (ColumnLinear, RowLinear) tells how it is split.
+literature (ColumnLinear, RowLinear) says how it is split.
 
     part = NetworkPart(network, 1, 2)                # the second of two
     part.layout.initialize(w, seed)

@@ -205,7 +205,7 @@ class _Case:
         many.close()
 
     def check_sizes(self) -> None:
-        """Ranks that are told different sizes of a batch refuse it, all of them, and nothing is updated."""
+        """Ranks that are given different sizes of a batch refuse it, all of them, and nothing is updated."""
         many = self.many()
         before = self.state(many)
         x, y, total = self.share(many, *self.batches[2])

@@ -3,9 +3,9 @@
     for x, y, total in join(my_batches, communicator):
         trainer.step(x, y, total)
 
-In each round every rank tells how many samples it has; the sum is the size of the global batch, so that every sample
-counts once and alike, whichever rank has it. A rank that is done, or never had anything, goes on with empty arrays,
-and so takes part in every allreduce: nobody hangs. Cost: one allgather of two numbers a step.
+In each round every rank announces how many samples it has; the sum is the size of the global batch, so that every
+sample counts once and alike, whichever rank has it. A rank that is done, or never had anything, goes on with empty
+arrays, and so takes part in every allreduce: nobody hangs. Cost: one allgather of two numbers a step.
 
 Where one data set is cut among the ranks a Loader does all this without messages. Source: PyTorch's Join, 2021.
 """
@@ -55,7 +55,7 @@ def join(batches: Iterable, communicator) -> Iterator[tuple[np.ndarray, np.ndarr
     batches = iter(batches)
     kind = None  # shapes of samples and dtypes, the same on every rank
     done = False
-    told, mine = np.empty((communicator.Get_size(), 2), np.int64), np.empty(2, np.int64)
+    announced, mine = np.empty((communicator.Get_size(), 2), np.int64), np.empty(2, np.int64)
     while True:
         x = y = None
         if not done:
@@ -63,15 +63,15 @@ def join(batches: Iterable, communicator) -> Iterator[tuple[np.ndarray, np.ndarr
             done = x is None
         fits = done or (len(x) == len(y) and kind in (None, _kind(x, y)))
         mine[:] = 0 if done else len(x), DONE if done else FITS if fits else DIFFERS
-        communicator.Allgather(mine, told)
-        if (told[:, 1] == DONE).all():
+        communicator.Allgather(mine, announced)
+        if (announced[:, 1] == DONE).all():
             return
-        if kind is None or (told[:, 1] == DIFFERS).any():
+        if kind is None or (announced[:, 1] == DIFFERS).any():
             kind = _agree(communicator, kind, x, y)
             empty = tuple(np.empty((0, *shape), dtype) for shape, dtype in kind)
-        total = int(told[:, 0].sum())
+        total = int(announced[:, 0].sum())
         if total:  # else: empty batches only
-            yield *(empty if done else (x, y)), UnevenTotal(total, int(told[:rank, 0].sum()))
+            yield *(empty if done else (x, y)), UnevenTotal(total, int(announced[:rank, 0].sum()))
 
 
 DONE, FITS, DIFFERS = range(3)
@@ -82,10 +82,10 @@ def _kind(x, y) -> tuple:
 
 
 def _agree(communicator, kind, x, y) -> tuple:
-    """What batches are made of, told by those who have one."""
-    told = communicator.allgather(None if x is None else (_kind(x, y), len(x), len(y)))
-    kind = kind or next(each[0] for each in told if each)
-    for rank, each in enumerate(told):
+    """What batches are made of, by the ranks that have one."""
+    announced = communicator.allgather(None if x is None else (_kind(x, y), len(x), len(y)))
+    kind = kind or next(each[0] for each in announced if each)
+    for rank, each in enumerate(announced):
         if each and each[1] != each[2]:
             raise ValueError(f"join: rank {rank} has {each[1]} samples and {each[2]} targets in a batch")
         if each and each[0] != kind:

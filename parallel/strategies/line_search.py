@@ -88,15 +88,15 @@ class LineSearchTrainer(DistributedTrainer):
             raise ValueError(f"Sandblaster cuts a batch into chunks already: leave out accumulate, given {accumulate}")
         if total is None and self.mesh.size == 1:
             total = samples
-        told = self.mesh.allgather((samples, total))
-        for rank, (samples, total) in enumerate(told):
-            expected = told[0][1] if self.mesh.size == 1 or rank in self.sync.workers else 0
-            if total is None or total != told[0][1] or samples != expected or total < 1:
+        given = self.mesh.allgather((samples, total))
+        for rank, (samples, total) in enumerate(given):
+            expected = given[0][1] if self.mesh.size == 1 or rank in self.sync.workers else 0
+            if total is None or total != given[0][1] or samples != expected or total < 1:
                 raise ValueError(
                     f"step {self.steps}: rank {rank} has {samples} samples of a batch of {total}; expected {expected} "
-                    f"of {told[0][1]}: a replica has the whole batch, the others none of it, as a Loader gives it"
+                    f"of {given[0][1]}: a replica has the whole batch, the others none of it, as a Loader gives it"
                 )
-        return told[0][1]
+        return given[0][1]
 
 
 def refuse_changing(network: Network) -> None:

@@ -138,8 +138,8 @@ def ParameterServer(
     from parallel.sync.served import Served
     from parallel.trainer import DistributedTrainer
 
-    told = f"{servers} on {place}, {consistency}{', compensated' * delay_compensation}"
-    agree(communicator, {"parameter servers": told})
+    facts = f"{servers} on {place}, {consistency}{', compensated' * delay_compensation}"
+    agree(communicator, {"parameter servers": facts})
     arguments = communicator.size, servers, place, compressor
     how = Consistency.parse(consistency, "ps", CONSISTENCIES)
     if how.name == "sync":

@@ -71,7 +71,7 @@ def Sandblaster(
     same_batch : bool or None
         Whether all steps are given the same samples, in whatever order: then the loss and the gradient at the end of
         a step are those at the start of the next. Else every step begins with an evaluation of its batch. None: where
-        an epoch is one step, if `set_epoch_steps` is told.
+        an epoch is one step, if `set_epoch_steps` is called.
     limit : float
         Seconds that a rank waits for the others.
 

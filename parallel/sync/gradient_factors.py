@@ -83,7 +83,7 @@ class Factors:
     def begin_step(self, step: int, total: int) -> tuple[WideWeight, ...]:
         """Start a step with a batch of `total` samples; return the layers whose factors are shared.
 
-        Where they need more room, which ranks make together, and ranks were told different sizes of the batch, there
+        Where they need more room, which ranks make together, and ranks were given different sizes of the batch, there
         are none: so no rank waits for one that has room enough, and all find in the sums that they disagree.
         """
         if not self.layers:
@@ -101,7 +101,7 @@ class Factors:
                 layer.gy = self.window.empty_common((rows, outputs), layer.dtype)
         return chosen
 
-    def keepers(self, chosen: tuple[WideWeight, ...], samples: slice | None) -> dict[str, Callable]:
+    def hooks(self, chosen: tuple[WideWeight, ...], samples: slice | None) -> dict[str, Callable]:
         """Return the hooks that keep the factors of the chosen layers, by the full names of their weights.
 
         `samples` is the place of this rank's samples in the global batch; None where it makes gradients.

@@ -1,21 +1,21 @@
 """Gradients summed in the memory that the ranks of a node share; parameters and moments are there once for all.
 
-Every rank writes its gradients where the others can read them, and tells how far they are finished: a growing prefix of
-the layout. The layout is cut into blocks. Whoever has done its own backward pass claims the next block, waits until all
-have finished its gradients, adds them up in rank order, and updates the block's parameters; then all **meet**. So each
-element is summed and updated once, with the same bits whoever does it; nothing is copied back; and a rank that is early
-does the work of one that is late, instead of waiting for it.
+Every rank writes its gradients where the others can read them, and publishes how far they are finished: a growing
+prefix of the layout. The layout is cut into blocks. Whoever has done its own backward pass claims the next block, waits
+until all have finished its gradients, adds them up in rank order, and updates the block's parameters; then all
+**meet**. So each element is summed and updated once, with the same bits whoever does it; nothing is copied back; and a
+rank that is early does the work of one that is late, instead of waiting for it.
 
     rank 0   forward, backward                | block 2 | block 4 | forward, backward ...
     rank 1   forward, backward | block 0 | block 1 | block 3      | forward, backward ...
                                                                  meet
 
-Of wide layers the ranks tell no gradients but their factors, which who claims a block multiplies (gradient_factors.py).
-Where an update needs norms of whole tensors, or nodes have to sync sums, each rank has a share instead: meet; sum
-the share; update it; meet. Between nodes with equally many ranks the holders of the same share add up what they have,
-in buckets (messages.py): one leaves as soon as all ranks of the node have finished its gradients, while backprop goes
-on. So the cables carry each gradient once. Cost of a step: 2 / p reads of all ranks' gradients, and a meeting (a few
-microseconds). Source of the two levels: Jia et al. 2018.
+For wide layers ranks publish the factors of gradients, which the rank that claims a block multiplies
+(gradient_factors.py). Where an update needs norms of whole tensors, or nodes have to sync sums, each rank has a share
+instead: meet; sum the share; update it; meet. Between nodes with equally many ranks the holders of the same share add
+up what they have, in buckets (messages.py): one leaves as soon as all ranks of the node have finished its gradients,
+while backprop goes on. So the cables carry each gradient once. Cost of a step: 2 / p reads of all ranks' gradients, and
+a meeting (a few microseconds). Source of the two levels: Jia et al. 2018.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def why_not(nodes: list[int]) -> str:
 
 
 # Words of the window's flags: how far gradients are finished; of which step the message is written; from which sample
-# to which the rank tells factors, NONE where it made gradients.
+# to which the rank has factors, NONE where it made gradients.
 FINISHED, MESSAGES, FIRST, LAST = range(Word.USER, Word.USER + 4)
 NONE = -1
 # Bytes of a block: those that are worth a claim; those of which a cache holds what is read and written.
@@ -69,7 +69,7 @@ class Block:
 
     number: int  # among those of a step, of all ranks
     place: slice
-    wide: WideWeight | None  # the weight whose rows these are, told by factors
+    wide: WideWeight | None  # the weight whose rows these are, given by factors
     gradients: list[np.ndarray]  # of each rank
     calls: list[Callable[[], None]]  # add them into `sums`
     sums: np.ndarray
@@ -77,19 +77,19 @@ class Block:
     moments: dict[str, np.ndarray]
     region: Region
 
-    def add(self, told: list[slice | None]) -> None:
+    def add(self, announced: list[slice | None]) -> None:
         """Sum what all ranks have computed: gradients, or factors of these samples."""
-        if not self.wide or told.count(None) == len(told):
+        if not self.wide or announced.count(None) == len(announced):
             for call in self.calls:
                 call()
             return
         sums = self.sums.reshape(-1, self.wide.shape[1])
-        samples, *more = joined(told)
+        samples, *more = joined(announced)
         self.wide.multiply(samples, self.place, sums)
         for samples in more:
             self.wide.multiply(samples, self.place, product := np.empty_like(sums))
             sums += product
-        for gradient, own in zip(self.gradients, told, strict=True):
+        for gradient, own in zip(self.gradients, announced, strict=True):
             if own is None:
                 self.sums += gradient
 
@@ -191,7 +191,7 @@ class NodeMemory(GradientSync):
         self.summed = StepMessage.of(self.sums[room:], self.addends)
         self._parts, (_, self._adding) = parts, operation(MPI.SUM, dtype)
         self._sum_messages = self._adding([each[size:] for each in parts], [self.sums[room:]])
-        self._plans: dict[tuple[WideWeight, ...], list[Block]] = {}  # by what is told by factors
+        self._plans: dict[tuple[WideWeight, ...], list[Block]] = {}  # by what is given by factors
         self.steps = self.numbers = 0  # begun, failed ones too; claimed in earlier ones
         self.last_change = nodes[rank], 0
         self.changing: list[slice] = []  # the blocks of the step that has begun
@@ -231,13 +231,13 @@ class NodeMemory(GradientSync):
         flags.barrier("signing memory")
         wrong = [r for r, array in enumerate(parts) if array[0] != r + 1 or array[-1] != r + 1]
         wrong += [me for array in signed if (array[:1] != me + 1).any()]
-        apart = [r for r, place in enumerate(places) if self.parameters[place] != -1 - r]
+        unseen = [r for r, place in enumerate(places) if self.parameters[place] != -1 - r]
         flags.barrier("reading signatures")
-        if wrong or apart:
+        if wrong or unseen:
             raise RuntimeError(
                 f"rank {me} of this node: the gradients of rank {wrong[0]} are not in memory of their own"
                 if wrong
-                else f"rank {me} of this node does not see the parameters that rank {apart[0]} writes"
+                else f"rank {me} of this node does not see the parameters that rank {unseen[0]} writes"
             )
         for array in (*signed, self.parameters):
             array[...] = 0
@@ -281,7 +281,7 @@ class NodeMemory(GradientSync):
             self.barrier("the first parameters of all nodes")
 
     def begin_step(self, step, samples, total, parts):
-        """Gradients that are `ready` from now on are final; of samples in parts there are no factors to tell."""
+        """Gradients that are `ready` from now on are final; of samples in parts there are no factors."""
         self.step, place = step, self.forward_backward.contiguous_slice(samples, total, parts)
         self.steps += 1
         self.before = self.steps * (len(self.parameters) + 1)  # what FINISHED counts from
@@ -294,7 +294,7 @@ class NodeMemory(GradientSync):
         first, last = (place.start, place.stop) if place else (NONE, NONE)
         self.window.flags.publish(FIRST, first)
         self.window.flags.publish(LAST, last)
-        return self.factors.keepers(wide, place)
+        return self.factors.hooks(wide, place)
 
     def begin_pass(self, micro):
         return self.ready if micro and micro.addend is not None else None

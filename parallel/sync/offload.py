@@ -1,7 +1,7 @@
 """Flat arrays in memory, or in memory-mapped files of a directory: one file a rank, which no end can leave behind.
 
 A file loses its name as soon as it is mapped, so it is gone with the process, whatever ends that. The room is taken
-from the file system at once (posix_fallocate): a disk that is full is told at the start, not by a crash in a step.
+from the file system at once (posix_fallocate): a full disk is reported at the start, not by a crash in a step.
 """
 
 from __future__ import annotations

@@ -121,17 +121,17 @@ class Replicas(LocalUpdate):
             On all ranks: they were given different sizes of a global batch.
         """
         sizes = float(self.sizes.checksum())
-        told = np.array([self.bad, bool(self.error), sizes, -sizes], np.float64)
-        self.mesh.data.Allreduce(IN_PLACE, told, MAX)
-        differ = self._differ(sizes, told[2] != -told[3])
+        flags = np.array([self.bad, bool(self.error), sizes, -sizes], np.float64)
+        self.mesh.data.Allreduce(IN_PLACE, flags, MAX)
+        differ = self._differ(sizes, flags[2] != -flags[3])
         if differ and (problem := late_disagreement(self.allgather(self.sizes.take()))):
             self.since, self.bad, self.error = 0, False, ""
             raise ValueError(problem)
         self.sizes.clear()
-        if told[:2].any():
+        if flags[:2].any():
             self.since, self.bad = 0, False
             error, self.error = self.error, ""
-            if told[1]:
+            if flags[1]:
                 raise FloatingPointError(error or "the update of another rank: a norm that is not finite")
             return True
         self.average()
@@ -204,11 +204,11 @@ class Averaged(Replicas):
         squares = np.array([sum(float(np.linalg.norm(v[part])) ** 2 for part in self.region.owned) for v in both])
         if self.sum_model:
             self.sum_model(squares)
-        apart, of = np.sqrt(squares)
-        apart = np.array([apart / max(of, 1e-30) if math.isfinite(apart) else math.inf])
-        self.mesh.data.Allreduce(IN_PLACE, apart, MAX)
-        self.farthest = max(self.farthest, float(apart[0]))
-        return bool(apart[0] > self.drift)
+        distance, norm = np.sqrt(squares)
+        drift = np.array([distance / max(norm, 1e-30) if math.isfinite(distance) else math.inf])
+        self.mesh.data.Allreduce(IN_PLACE, drift, MAX)
+        self.farthest = max(self.farthest, float(drift[0]))
+        return bool(drift[0] > self.drift)
 
     def trained(self):
         yield from super().trained()

@@ -1,6 +1,6 @@
 """Parameters kept by servers: workers push gradients, servers add them up and update, workers pull parameters.
 
-The loss and what ranks were told of the batch's size go to every server, so that all decide alike whether to update;
+The loss and the size of the batch that ranks were given go to every server, so that all decide alike whether to update;
 they come back with the parameters, as they were when the servers decided: a step is one push and one pull.
 
 Sums in a fixed tree: workers send the sums of their virtual shards' subtrees, each server adds those of its slice.
@@ -123,7 +123,7 @@ class Served(ServerRoles):
         if self.is_server:
             try:
                 self.serve()
-            except FloatingPointError as error:  # nothing was updated: the workers, who wait for an answer, are told
+            except FloatingPointError as error:  # nothing was updated: the waiting workers get a flag
                 self.refused = error
             self.held[-1] = self.refused is not None
         self.pull()

@@ -96,8 +96,8 @@ class Stale(LocalUpdate):
         result = reduction.message.result()
         if not result.agreed:
             self.drop()
-            told = self.mesh.allgather((reduction.total, f"lr={reduction.rate}, now {self.optimizer!r}"))
-            raise ValueError(disagreement(reduction.step, *zip(*told, strict=True)))
+            settings = self.mesh.allgather((reduction.total, f"lr={reduction.rate}, now {self.optimizer!r}"))
+            raise ValueError(disagreement(reduction.step, *zip(*settings, strict=True)))
         if not math.isfinite(result.loss):
             self.drop()
             return True

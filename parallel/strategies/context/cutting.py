@@ -123,7 +123,7 @@ class _Cutting:
         inner = self.layer(layer, path, in_shape)
         if getattr(layer, "padding", None) is not None:
             inner = copy.copy(inner)
-            inner.padding = None  # it would tell attention of that of some positions
+            inner.padding = None  # it would give attention that of some positions
         return Around(inner, enter=TakePositions(self.length, self.groups, layer))
 
     def sequential(self, layer: Sequential, path: str, in_shape: Shape, first: bool) -> Layer:

@@ -2,7 +2,7 @@
 
 A rank's rows are sorted by expert, and experts are dealt out in their order, so the rows for a rank are neighbours.
 What a rank receives is ordered by the rank it came from, and there by expert; `Dispatch.by_expert` brings the rows of
-each expert together. How many rows go where ranks tell each other first, in an alltoall of numbers.
+each expert together. Ranks first exchange how many rows go where, in an alltoall of numbers.
 
 Each layer moves rows four times a step: the positions there, the experts' outputs back, then their gradients there and
 those of the positions back. With n positions on each of p ranks, k experts a position and an even choice a rank sends

@@ -91,7 +91,7 @@ class OperatorPass(ForwardBackward):
             halo.hides = way == "hidden"
 
     def loss(self, trainer, z, y, total):
-        """All ranks of the axis have the outputs; one tells the loss."""
+        """All ranks of the axis have the outputs; one returns the loss."""
         loss, gz = super().loss(trainer, z, y, total)
         if self.counted is not None:
             trainer.buffers *= self.counted

@@ -22,7 +22,7 @@ class SplitEmbedding(Wrapper):
     def __init__(self, layer: Embedding):
         super().__init__(layer)
         self.rows = copy.copy(layer)
-        self.rows.padding = None  # which is told here: of all ids
+        self.rows.padding = None  # which is set here, from all ids
 
     def forward(self, p, x, ctx):
         self.layer.check(x, self.layer.vocabulary, ctx)

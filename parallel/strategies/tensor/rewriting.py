@@ -107,9 +107,9 @@ def share(network: Network, loss: Loss, ranks: int, way: str = "pairs", start: i
     while True:
         sharing = _Sharing(network, ranks, way, keep)
         root = sharing.root(isinstance(loss, CrossEntropyLoss), start, given)
-        if not (apart := sharing.torn_apart()):
+        if not (separated := sharing.separated()):
             break
-        keep |= apart
+        keep |= separated
     if not sharing.cut:
         raise ValueError(
             f"{network.name} has nothing that {ranks} ranks could share: no linear layer or convolution of so many "
@@ -184,7 +184,7 @@ class _Sharing:
             elif entry.tied:
                 self.ties.append((prefix[:-1], entry.tied.rpartition(".")[0]))
 
-    def torn_apart(self) -> set[str]:
+    def separated(self) -> set[str]:
         """Paths of layers that share an array of which one is cut and the other is not."""
         return {path for tie in self.ties if len(self.cut.intersection(tie)) == 1 for path in tie}
 

@@ -62,7 +62,7 @@ class SharedPass(ForwardBackward):
             self.terms.append(([(layout.slices[name].stop, flat[name]) for name in names], group))
 
     def compute(self, trainer, x, y, total, micro, before=0.0):
-        """As for ForwardBackward. Where gradients are terms, none is told to be finished before they are summed."""
+        """As for ForwardBackward. Where gradients are terms, none is announced as finished before they are summed."""
         z, saved = trainer.forward(x, True, micro)
         loss, gz = self.loss(trainer, z, y, total)
         if micro.addend is not None:

@@ -451,7 +451,7 @@ def explore(*, server: type[Symbolic] = Symbolic, deaths: int = 0, most: int = 1
     Raises
     ------
     Broken
-        A rule does not hold on some schedule; the message tells a shortest one.
+        A rule does not hold on some schedule; the message lists a shortest one.
     ValueError
         More states than `most`.
     """

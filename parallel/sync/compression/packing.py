@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 WORD = 1 << 32  # values of a word
-BLOCK = 1 << 16  # elements whose places are told by 16 bits
+BLOCK = 1 << 16  # elements whose places fit 16 bits
 EVEN = 8  # a message's length is a multiple of this, so that those of all ranks can lie one behind the other
 
 
@@ -104,7 +104,7 @@ def join(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class Reader:
-    """Takes a message apart in the order in which it was joined."""
+    """Splits a message in the order in which it was joined."""
 
     def __init__(self, message: np.ndarray):
         self.message, self.at = message, 0

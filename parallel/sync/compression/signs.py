@@ -20,13 +20,13 @@ class TwoLevels(Compressor):
     """Base: every element of a tensor becomes `upper` where p >= 0, else `lower`."""
 
     memories = ("error",)
-    numbers = 2  # told of each tensor
+    numbers = 2  # sent for each tensor
 
     def levels(self, p: np.ndarray, count: int) -> tuple[float, ...]:
         """Return the numbers to send for a tensor with `count` elements p >= 0."""
         raise TypeError(f"{type(self).__name__} does not define levels")
 
-    def bounds(self, told: np.ndarray) -> tuple[float, float]:
+    def bounds(self, levels: np.ndarray) -> tuple[float, float]:
         """(lower, upper) from that."""
         raise TypeError(f"{type(self).__name__} does not define bounds")
 
@@ -34,20 +34,20 @@ class TwoLevels(Compressor):
         e = self.memory["error"]
         e += g
         positive = e >= 0
-        told = np.zeros((len(self.tensors), self.numbers), np.float32)
+        levels = np.zeros((len(self.tensors), self.numbers), np.float32)
         for i, part in enumerate(self.tensors):
-            told[i] = self.levels(e[part], np.count_nonzero(positive[part]))
-        e -= self._values(told, positive.view(np.uint8))
-        return join([told, np.packbits(positive)])
+            levels[i] = self.levels(e[part], np.count_nonzero(positive[part]))
+        e -= self._values(levels, positive.view(np.uint8))
+        return join([levels, np.packbits(positive)])
 
     def decode(self, message, total):
         reader = Reader(message)
-        told = reader.take(len(self.tensors) * self.numbers, np.float32).reshape(-1, self.numbers)
-        total += self._values(told, np.unpackbits(reader.rest(), count=self.length))
+        levels = reader.take(len(self.tensors) * self.numbers, np.float32).reshape(-1, self.numbers)
+        total += self._values(levels, np.unpackbits(reader.rest(), count=self.length))
 
-    def _values(self, told: np.ndarray, bits: np.ndarray) -> np.ndarray:
+    def _values(self, levels: np.ndarray, bits: np.ndarray) -> np.ndarray:
         values = self.scratch("values", self.dtype)
-        for part, numbers in zip(self.tensors, told.astype(self.dtype), strict=True):
+        for part, numbers in zip(self.tensors, levels.astype(self.dtype), strict=True):
             lower, upper = self.bounds(numbers)
             x = values[part]
             np.multiply(bits[part], upper - lower, out=x)
@@ -67,8 +67,8 @@ class OneBit(TwoLevels):
         total, size = float(p.sum()), float(np.abs(p).sum())
         return (total - size) / 2 / max(1, len(p) - count), (total + size) / 2 / max(1, count)
 
-    def bounds(self, told):
-        return told[0], told[1]
+    def bounds(self, levels):
+        return levels[0], levels[1]
 
 
 @register("compressor", "signsgd")
@@ -81,5 +81,5 @@ class SignSGD(TwoLevels):
     def levels(self, p, count):
         return (float(np.abs(p).sum()) / len(p),)
 
-    def bounds(self, told):
-        return -told[0], told[0]
+    def bounds(self, levels):
+        return -levels[0], levels[0]

@@ -16,7 +16,7 @@ from parallel.sync.compression.base import Compressor
 from parallel.sync.compression.packing import Reader, join, pack_indices, unpack_indices
 
 LARGEST_RATIO = 1.0
-SAMPLE = 1 << 12  # magnitudes that tell where the largest of many are
+SAMPLE = 1 << 12  # magnitudes from which the largest of many are estimated
 
 
 @dataclass(eq=False)
