@@ -331,9 +331,9 @@ class DistributedTrainer(RunTrainer):
             return loss + self.forward_backward.loss_in_flight()
         return float(self.sum([loss if mesh.index is not None else 0.0])[0]) / (mesh.count * mesh.model_size)
 
-    def counted(self) -> dict[str, object]:
+    def epoch_record(self) -> dict[str, object]:
         """Return what local-update ranks have counted in an epoch, for its record (collective)."""
-        return self.sync.counted()
+        return self.sync.epoch_record()
 
     # ------------------------------------------------------------------------------------------------ evaluation
 

@@ -124,7 +124,7 @@ def work(task: dict) -> None:
             for i in range(steps):
                 start = time.perf_counter()
                 if elastic:
-                    ledger.note(0, many.steps, i, i + 1)
+                    ledger.log_slice(0, many.steps, i, i + 1)
                 own += time.perf_counter() - start
                 loss = many.step(*batches[i % len(batches)], total)
                 start = time.perf_counter()

@@ -33,8 +33,8 @@ from parallel.strategies.pipeline.option import arguments, schedule
 
 # ------------------------------------------------------------------------------------------------------ options alone
 
-CHOSEN = ("mesh", "pipeline", "tensor", "owt", "consistency", "delay_compensation")  # by --strategy auto
-OF_A_RATE = ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb")  # lbfgs searches for it
+CHOSEN_BY_AUTO = ("mesh", "pipeline", "tensor", "owt", "consistency", "delay_compensation")
+RATE_OPTIMIZERS = ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb")  # lbfgs searches for it
 MESSAGES = ("node_memory", "overlap", "bucket", "first_bucket")
 # Option -> (another one, with which values of it this one is read at all).
 READ_BY = {
@@ -42,7 +42,7 @@ READ_BY = {
     "nesterov": ("optimizer", ("sgd",)),
     "label_smoothing": ("loss", ("cross-entropy",)),
     **dict.fromkeys(
-        ("lr", "weight_decay", "clip", "schedule", "linear_scaling", "rates", "freeze"), ("optimizer", OF_A_RATE)
+        ("lr", "weight_decay", "clip", "schedule", "linear_scaling", "rates", "freeze"), ("optimizer", RATE_OPTIMIZERS)
     ),
     **{name: ("strategy", readers) for name, readers in READERS.items()},
 }
@@ -62,7 +62,8 @@ BETWEEN_RANKS = (
     "check_replicas",
     "elastic",
 )
-TEXTS = ("stdlib", "tinyshakespeare", "text:")  # how the names of data sets begin whose samples are cut from a text
+# How the names of data sets begin whose samples are cut from a text.
+TEXT_PREFIXES = ("stdlib", "tinyshakespeare", "text:")
 
 
 def check(options: Options) -> None:
@@ -124,9 +125,9 @@ def _validation(options: Options) -> None:
 
 
 def _texts(options: Options) -> None:
-    if changed(options, ["length"]) and not options.data.startswith(TEXTS):
+    if changed(options, ["length"]) and not options.data.startswith(TEXT_PREFIXES):
         raise OptionError(
-            f"--length has no effect with --data {options.data}: leave it out, or use {', '.join(TEXTS)}PATH"
+            f"--length has no effect with --data {options.data}: leave it out, or use {', '.join(TEXT_PREFIXES)}PATH"
         )
     if options.mask and not options.model.startswith("encoder"):
         raise OptionError(f"--mask: {options.model} predicts the next byte: leave it out, or use --model encoder")
@@ -204,7 +205,7 @@ def _auto(options: Options) -> None:
     """What the plan chooses is not said beside it."""
     from parallel.command.sizes import read_bytes
 
-    if given := changed(options, CHOSEN):
+    if given := changed(options, CHOSEN_BY_AUTO):
         raise OptionError(f"{flag(given[0])} is for --strategy {AUTO} to choose: leave one of them out")
     if options.memory_limit:
         try:
@@ -341,7 +342,7 @@ def check_targets(options: Options, data) -> None:
             f"--loss {options.loss}: the targets of {data.name} are {targets}: use {', '.join(readers)}{classes}"
         )
     if options.hidden_share and options.loss != "cross-entropy":
-        raise OptionError(f"--loss {options.loss}: hidden bytes are told by cross-entropy: leave --loss out")
+        raise OptionError(f"--loss {options.loss}: hidden bytes are trained with cross-entropy: leave --loss out")
 
 
 def check_layers(options: Options, data, network) -> None:

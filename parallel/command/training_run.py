@@ -53,12 +53,12 @@ def train(options: Options, written: Callable[[], object] = lambda: None, lock: 
     np.seterr(all="ignore")  # a loss that is not finite is an error of its own
     parts, lock = prepare(options), lock or RunLock()
     try:
-        return _train(options, parts, written, lock)
+        return run_attempts(options, parts, written, lock)
     finally:
         lock.release()
 
 
-def _train(options: Options, parts: Parts, written: Callable[[], object], lock: RunLock) -> dict:
+def run_attempts(options: Options, parts: Parts, written: Callable[[], object], lock: RunLock) -> dict:
     """A run, or several of them where ranks die and the others go on."""
     if options.elastic and launcher.inside():
         from parallel.elastic import recovery
@@ -66,13 +66,13 @@ def _train(options: Options, parts: Parts, written: Callable[[], object], lock: 
         policy = recovery.Policy.parse(options.elastic)
 
         def attempt(elastic):
-            return run(replace(options, out=lock.directory or options.out), parts, written, lock, elastic)
+            return run_attempt(replace(options, out=lock.directory or options.out), parts, written, lock, elastic)
 
         return recovery.run_elastic(policy, attempt, options.watch)
-    return run(options, parts, written, lock)
+    return run_attempt(options, parts, written, lock)
 
 
-def run(options: Options, parts: Parts, written: Callable[[], object], lock: RunLock, elastic=None) -> dict:
+def run_attempt(options: Options, parts: Parts, written: Callable[[], object], lock: RunLock, elastic=None) -> dict:
     """A run on these ranks, from the first message between them to result.json.
 
     Parameters
@@ -88,9 +88,9 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
     data = parts.data
     point, again = None, elastic is not None and elastic.again  # called again, as ranks have died
     if elastic:
-        out, point = elastic.begin(options.out)
+        out, point = elastic.start_attempt(options.out)
         options = replace(options, out=out)
-    world, options = ranks(options, lock, elastic)
+    world, options = connect_ranks(options, lock, elastic)
     if elastic and world is None:  # too many for the mesh
         elastic.open_sample_log(Path(options.out))
         elastic.wait()
@@ -395,15 +395,15 @@ def saved_epoch(kept: checkpoints.Checkpoints, name: str | None = None) -> int:
     return 0
 
 
-def ranks(options: Options, lock: RunLock, elastic=None):
+def connect_ranks(options: Options, lock: RunLock, elastic=None):
     """Return a Communicator over all ranks, or None for one process that nothing launched; and the options there.
 
     Their `out` is a directory, the same on all ranks, and no other run's. Where ranks were lost, the mesh and the
-    servers are those of the ranks that are left. `lock`, `elastic` as of `run`.
+    servers are those of the ranks that are left. `lock`, `elastic` as of `run_attempt`.
     """
     if not launcher.inside():
         options = replace(options, out=options.out or default_directory(options))
-        hold(options, lock)
+        hold_lock(options, lock)
         return None, options
     from collectives.failures.launch_check import starting
 
@@ -421,14 +421,14 @@ def ranks(options: Options, lock: RunLock, elastic=None):
         options = agreed_directory(options, root)
         if root.rank:
             lock.release()  # another rank is the first one now
-        known = root.allgather(elastic.held)
-        elastic.held = hold(options, lock, root, next(filter(None, known), ""))
+        known = root.allgather(elastic.lock_content)
+        elastic.lock_content = hold_lock(options, lock, root, next(filter(None, known), ""))
         return elastic.communicator(train, allreduce=options.allreduce, watch=options.watch), options
     with starting(options.watch):
         world = communicator(options)
     check_started(options, world.size)
     options = agreed_directory(options, world)
-    hold(options, lock, world)
+    hold_lock(options, lock, world)
     return world, options
 
 
@@ -437,7 +437,7 @@ def agreed_directory(options: Options, comm) -> Options:
     return replace(options, out=comm.bcast((options.out or default_directory(options)) if comm.rank == 0 else None))
 
 
-def hold(options: Options, lock: RunLock, comm=None, known: str = "") -> str:
+def hold_lock(options: Options, lock: RunLock, comm=None, known: str = "") -> str:
     """Hold the lock of the run's directory on rank 0; return what it says (collective).
 
     Raises

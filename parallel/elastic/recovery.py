@@ -68,7 +68,7 @@ class ElasticContext:
         self.termination = Termination()  # who was asked to end, and recovers first, still is
         self.heart: Heartbeat | None = None
         self.identities: dict[int, str] = {}  # number of each member -> its process
-        self.held = ""  # what the lock of the run's directory says of its holder
+        self.lock_content = ""  # what the lock of the run's directory says of its holder
         self.idle: list[int] = []  # ranks that are too many for the mesh
         self.tried = -1, 0  # the furthest step from which training has gone on; deaths since then
 
@@ -77,7 +77,7 @@ class ElasticContext:
         """Return whether this is not the first attempt."""
         return self.members.generation > 0
 
-    def begin(self, out: str | None) -> tuple[str | None, RecoveryPoint | None]:
+    def start_attempt(self, out: str | None) -> tuple[str | None, RecoveryPoint | None]:
         """Start an attempt; return (directory of the run, recovery point), alike on all members (collective).
 
         Raises
@@ -98,7 +98,7 @@ class ElasticContext:
                 )
         point, self.trained = recovery_points.share(root, self.tracker) if self.again else (None, False)
         self.retired = self.tracker.training  # messages of the last attempt may still come into its memory
-        self.tracker.begin(self.members.generation, point, self._trains)
+        self.tracker.start_attempt(self.members.generation, point, self._trains)
         return out, point
 
     def _trains(self) -> None:

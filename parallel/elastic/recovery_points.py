@@ -57,7 +57,7 @@ class StepTracker(Callback):
         self.trains: Callable[[], None] | None = None
         self.ended = self.scattered = False
 
-    def begin(self, generation: int, point: RecoveryPoint | None, trains: Callable[[], None]) -> None:
+    def start_attempt(self, generation: int, point: RecoveryPoint | None, trains: Callable[[], None]) -> None:
         """Start an attempt with this point; `trains` is called after its first step."""
         self.generation = generation
         self.point, self.training, self.ended, self.trains = point, None, False, trains
@@ -66,20 +66,20 @@ class StepTracker(Callback):
         self.training = training
         trainer = training.trainer
         self.scattered = trainer.scattered or trainer.local_update
-        self.mirrored = trainer.scattered and not trainer.local_update and self.partners.every
-        self._note(training)
-        if self.mirrored and training.epoch < training.epochs:
+        self.partner_interval = trainer.scattered and not trainer.local_update and self.partners.every
+        self._record(training)
+        if self.partner_interval and training.epoch < training.epochs:
             self.partners.copy(training, self.progress, self.generation)
 
     def on_step(self, training, loss):
-        self._note(training)
-        if self.mirrored and training.trainer.steps % self.mirrored == 0:
+        self._record(training)
+        if self.partner_interval and training.trainer.steps % self.partner_interval == 0:
             self.partners.copy(training, self.progress, self.generation)
         if self.trains:
             self.trains()
             self.point = self.trains = None
 
-    def _note(self, training: Training) -> None:
+    def _record(self, training: Training) -> None:
         self.progress = training.progress()
 
     @property
@@ -101,7 +101,7 @@ class StepTracker(Callback):
         """Return the last change of shared memory that is complete, as this member knows."""
         return self.training.trainer.sync.last_change if self.training else GradientSync.last_change
 
-    def here(self) -> tuple[dict, dict[str, np.ndarray]]:
+    def own_state(self) -> tuple[dict, dict[str, np.ndarray]]:
         """Return (progress, state) of this member, which has trained."""
         if self.training:
             return self.progress, self.training.trainer.state_dict()
@@ -109,7 +109,7 @@ class StepTracker(Callback):
 
 
 class End(Callback):
-    """Tells a StepTracker that all training is saved."""
+    """Records in a StepTracker that all training is saved."""
 
     def __init__(self, tracker: StepTracker):
         self.tracker = tracker
@@ -137,10 +137,10 @@ def _spread(comm: MPI.Intracomm, tracker: StepTracker, steps: Sequence[int], lat
     """Return the point of the members at the latest step, on all."""
     source = steps.index(latest)
     if set(steps) == {latest}:
-        progress, state = tracker.here()
+        progress, state = tracker.own_state()
         progress = comm.bcast(progress, source)
     else:
-        progress, state = tracker.here() if comm.rank == source else (None, {})
+        progress, state = tracker.own_state() if comm.rank == source else (None, {})
         kinds = {name: (array.shape, array.dtype.str) for name, array in state.items()}
         progress, kinds = comm.bcast((progress, kinds), source)
         state = state or {name: np.empty(shape, dtype) for name, (shape, dtype) in kinds.items()}

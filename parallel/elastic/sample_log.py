@@ -89,7 +89,7 @@ class SampleLog(Callback):
         """Return a loader that logs its batches as what the trainer's next step trains."""
         return LoggedLoader(loader, self, trainer)
 
-    def note(self, epoch: int, step: int, first: int, last: int) -> None:
+    def log_slice(self, epoch: int, step: int, first: int, last: int) -> None:
         """Log that this member is about to train a slice of the epoch's order.
 
         Raises
@@ -186,5 +186,5 @@ class LoggedLoader:
         places = self._loader.step_slices(start_step)
         for (first, _, _), (x, y, total) in zip(places, self._loader.epoch(epoch, start_step), strict=True):
             if self._writes:
-                self._log.note(epoch, self._trainer.steps, first, first + len(x))
+                self._log.log_slice(epoch, self._trainer.steps, first, first + len(x))
             yield x, y, total

@@ -20,7 +20,7 @@ class Staleness(Callback):
     """Add the counts of local-update ranks to the record of every epoch, before callbacks that write it."""
 
     def on_epoch(self, training, record):
-        record |= training.trainer.counted()
+        record |= training.trainer.epoch_record()
 
 
 def write_staleness(history: list[dict], file: Path) -> None:

@@ -31,7 +31,7 @@ from parallel.sync.step_result import StepMessage, StepResult, checksum
 
 
 class GradientSync:
-    """Every rank has all parameters and moments, and makes the same update; here nobody else is there.
+    """Every rank has all parameters and moments, and makes the same update; this base class is the sync of one process.
 
     Attributes
     ----------
@@ -179,7 +179,7 @@ class GradientSync:
     def reset(self) -> None:
         """Forget what belongs to the state before: another one was loaded (collective)."""
 
-    def counted(self) -> dict[str, object]:
+    def epoch_record(self) -> dict[str, object]:
         """Return what local-update ranks have counted since the last call, for an epoch's record (collective)."""
         return {}
 
@@ -199,7 +199,7 @@ class GradientSync:
         """Return when all ranks have come that read what this one writes."""
 
     def rescale(self, slot: str, factor: float) -> None:
-        """Multiply a slot of the optimizer, wherever it is: when none reads it, and none reads on before it is done."""
+        """Multiply a slot of the optimizer. No rank reads it meanwhile: there is a barrier before and after."""
         self.barrier("what was there before a slot is rescaled")
         if slot in self.slots:
             self.slots[slot][self.share] *= factor

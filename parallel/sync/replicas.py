@@ -167,7 +167,7 @@ class Replicas(LocalUpdate):
         self.synchronized = True
         return False
 
-    def counted(self):
+    def epoch_record(self):
         found, self.averages = self.averages, 0
         return {"averages": found}
 
@@ -219,8 +219,8 @@ class Averaged(Replicas):
         if self.drift:
             self.last[:] = self.parameters
 
-    def counted(self):
-        found = super().counted()
+    def epoch_record(self):
+        found = super().epoch_record()
         if self.drift:
             found["drift"], self.farthest = round(self.farthest, 6), 0.0
         return found

@@ -199,7 +199,7 @@ def train(chosen: argparse.Namespace, asked: Options, parts, ranks, slow: bool) 
     late = {}
     if not one:
         trainer.synchronize()
-        late = trainer.counted().get("staleness", {})
+        late = trainer.epoch_record().get("staleness", {})
     rates = ranks.allgather(seen / max(spent, 1e-9))
     found = {}
     if ranks.rank == 0:

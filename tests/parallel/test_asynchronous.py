@@ -133,7 +133,7 @@ def test_what_is_applied_is_what_was_pushed(comm):
             assert len(seen) == 2 and many.steps == 6
             mine = sum(sent, np.zeros(many.network.layout.size))
             total = sum(comm.allgather(mine if many.sync.is_worker else np.zeros(many.network.layout.size)))
-            counts = many.counted()["staleness"]
+            counts = many.epoch_record()["staleness"]
             assert sum(counts["updates"]) == servers * sum(comm.allgather(len(sent)))
             if comm.rank == 0:
                 way = (start - many.flat_parameters) / 0.1

@@ -466,7 +466,7 @@ def test_ranks_are_killed_at_any_moment(tmp_path, nothing_left):
 
 def lines(ledger, *parts):
     for part in parts:
-        ledger.note(*part)
+        ledger.log_slice(*part)
 
 
 def test_the_ledger_counts_every_sample_once(tmp_path):
@@ -547,9 +547,9 @@ def test_a_full_disk_is_named(tmp_path):
     ledger.begin(0, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (40, hard))  # a file can grow no larger
     try:
-        ledger.note(0, 0, 0, 8)
+        ledger.log_slice(0, 0, 0, 8)
         with pytest.raises(OSError, match=r"cannot write to .*ledger/0-3\.bin \(No space"):
-            ledger.note(0, 1, 8, 16)
+            ledger.log_slice(0, 1, 8, 16)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
         with pytest.raises(OSError, match=r"cannot write .*beats/3 \(File too large"):
             heart.start()

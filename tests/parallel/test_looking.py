@@ -64,7 +64,7 @@ def train(comm, case: dict, look: bool):
                 np.array_equal(array, after[1][name]) for name, array in before[1].items()
             ), case
     trainer.synchronize(0.0)
-    found = trainer.state_dict(), trainer.counted(), said, losses
+    found = trainer.state_dict(), trainer.epoch_record(), said, losses
     trainer.close()
     communicator.release()
     return found

@@ -137,11 +137,11 @@ def test_however_replicas_meet_they_may_be_several_ranks(comm):
     ):
         each = make(pair, name, nn.Adam(0.01), **options)
         train(each, "mlp")
-        counted, want = each.counted(), comm.bcast(each.state_dict())
+        counted, want = each.epoch_record(), comm.bcast(each.state_dict())
         assert name != "LocalSGD" or 1 < counted["averages"] < 5, counted
         many, again = (make(comm, name, nn.Adam(0.01), **options, **together) for _ in range(2))
         train(many, "mlp")
-        assert many.counted() == pytest.approx(counted)
+        assert many.epoch_record() == pytest.approx(counted)
         many.check_replicas()
         many.synchronize()  # as for a checkpoint that a run continues from
         found = comm.bcast(many.state_dict())
@@ -304,7 +304,7 @@ def test_replicas_meet_when_one_has_drifted(comm):
         many.step(x, y, total)
         met.append(many.sync.averages)
     assert met == [0, 0, 1, 1, 1]
-    found = many.counted()
+    found = many.epoch_record()
     assert found["averages"] == 1 and found["drift"] > 0.01
     free(many)
 
@@ -413,7 +413,7 @@ def test_looking_between_meetings_changes_nothing(comm):
                 assert all(np.array_equal(held[entry], again[entry]) for entry in held), name
                 with pytest.raises(ValueError, match="lacks"):
                     many.load_state_dict({})
-        own = many.counted()
+        own = many.epoch_record()
         many.synchronize()
         found = many.state_dict(), own
         free(many)

@@ -202,7 +202,7 @@ def test_what_is_applied_is_what_two_replicas_pushed(comm):
         if leads and sync.memories:
             mine -= sum(sync.memories.flat.values())
         total, pushes = sum(comm.allgather(mine)), sum(comm.allgather(len(sent) if leads else 0))
-        assert sum(many.counted()["staleness"]["updates"]) == pushes
+        assert sum(many.epoch_record()["staleness"]["updates"]) == pushes
         last = sync.parameters
         if sync.is_worker and sync.replica:
             last = sync.replica.gather(last)

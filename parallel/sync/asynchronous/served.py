@@ -55,7 +55,8 @@ from parallel.sync.server_roles import ServerRoles
 from parallel.sync.step_result import SizeLog, StepResult, late_disagreement
 
 UPDATES, SQUARES = OWN + "updates", OWN + "mean_square"  # in a checkpoint
-PATIENCE = 1.5  # times as long a server waits for replicas of several ranks: one that waits for another says so first
+# Times the limit of a worker: a replica that waits for a lost member raises first, with the better message.
+PATIENCE = 1.5
 
 
 class Asynchronous(LocalUpdate, ServerRoles):
@@ -319,7 +320,7 @@ class Asynchronous(LocalUpdate, ServerRoles):
     def update(self):
         """The servers have done it, or will."""
 
-    def counted(self):
+    def epoch_record(self):
         """Staleness of the updates of all servers: how many were made between the read and the push of each."""
         mine: Counter[int] = Counter()
         if self.is_server:

@@ -1,4 +1,4 @@
-"""How compressed gradients meet: all ranks get all messages, or each message goes to who keeps that part of the sum."""
+"""Sums of compressed gradients: all ranks get all messages, or one rank gets those of its part of the sum."""
 
 from __future__ import annotations
 
