@@ -143,7 +143,7 @@ class DistributedTrainer(RunTrainer):
         context.product_hooks = sync.begin_step(self.updates, len(x), total, accumulate)
         try:
             for micro in micro_batches:
-                samples, targets = self.forward_backward.take(x, y, micro)
+                samples, targets = self.forward_backward.select_samples(x, y, micro)
                 computed.append((micro.first, samples))
                 loss = self.compute_gradients(samples, targets, total, micro, loss if micro.accumulate else 0.0)
             result = sync.finish_step()

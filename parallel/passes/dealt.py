@@ -56,7 +56,7 @@ class Dealt(ForwardBackward):
     def samples_at_once(self, total, accumulate):
         return {hi - lo for dealt in self.inner.deal(total, accumulate, self.mesh.size) for lo, hi, _ in dealt}
 
-    def take(self, x, y, micro):
+    def select_samples(self, x, y, micro):
         """This rank's samples; the targets of all ranks' samples, which the master has."""
         self.cuts = [(lo, hi) for lo, hi, _ in next(self.rounds)]
         samples = np.empty((micro.rows.stop - micro.rows.start, *x.shape[1:]), x.dtype)
@@ -126,7 +126,7 @@ class Dealt(ForwardBackward):
     def _outputs(self, trainer, x, y):
         """Yield for every micro-batch where its samples are, and on the master its outputs and targets."""
         for micro in self.divide(len(x), len(x), 1):
-            samples, targets = self.take(x, y, micro)
+            samples, targets = self.select_samples(x, y, micro)
             yield self.cuts, self.gather_outputs(trainer.forward(samples, False)[0]), targets
 
     def _scatter(self, rows: np.ndarray | None, mine: np.ndarray, cuts: list[tuple[int, int]]) -> None:

@@ -127,7 +127,7 @@ class ForwardBackward:
                 for rank, (lo, hi) in enumerate(cuts)
             ]
 
-    def take(self, x: np.ndarray, y: np.ndarray, micro: Samples) -> tuple[np.ndarray, np.ndarray]:
+    def select_samples(self, x: np.ndarray, y: np.ndarray, micro: Samples) -> tuple[np.ndarray, np.ndarray]:
         """Return the samples and targets of a micro-batch."""
         return x[micro.rows], y[micro.rows]
 
@@ -153,7 +153,7 @@ class ForwardBackward:
         """Return the sums of `Trainer.sum_scores` over samples; of ranks that have the same outputs, one reports."""
         sums = trainer.no_scores()
         for micro in self.divide(len(x), len(x), 1):
-            samples, targets = self.take(x, y, micro)
+            samples, targets = self.select_samples(x, y, micro)
             z = trainer.forward(samples, False)[0]
             if len(samples):
                 sums += self.rounded(trainer.evaluate_outputs(z, targets))

@@ -185,7 +185,7 @@ def cut(whole: Mapping[str, Spec], state: Mapping[str, np.ndarray], index: int, 
     for key, spec in _split_entries(whole, state):
         if state[key].shape != spec.shape:
             raise ShapeError(f"{key}: expected the whole array, of shape {spec.shape}, given {state[key].shape}")
-        found[key] = _take(_name(key), spec, state[key], index, count)
+        found[key] = _array_part(_name(key), spec, state[key], index, count)
     return found
 
 
@@ -255,12 +255,12 @@ def _part(name: str, spec: Spec, index: int, count: int) -> Spec:
         return spec
 
     def init(rng: np.random.Generator, shape) -> np.ndarray:
-        return _take(name, spec, spec.init(rng, spec.shape), index, count)
+        return _array_part(name, spec, spec.init(rng, spec.shape), index, count)
 
     return replace(with_split(spec, None), shape=part_shape(name, spec, index, count), init=init)
 
 
-def _take(name: str, spec: SplitSpec, array: np.ndarray, index: int, count: int) -> np.ndarray:
+def _array_part(name: str, spec: SplitSpec, array: np.ndarray, index: int, count: int) -> np.ndarray:
     """A part of a whole array."""
     lo, hi = _bounds(name, spec, index, count)
     blocks = _in_blocks(array, spec.split)

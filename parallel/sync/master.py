@@ -16,7 +16,7 @@ class Master(GradientSync):
     """Workers have the parameters of the last broadcast, and no moments: the state is the master's."""
 
     phases = (
-        ("scatter", "forward_backward.take", True),
+        ("scatter", "forward_backward.select_samples", True),
         ("broadcast", "sync.broadcast", True),
         ("forward", "forward", False),
         ("gather", "forward_backward.gather_outputs", True),

@@ -124,7 +124,7 @@ class Replicas(LocalUpdate):
         flags = np.array([self.bad, bool(self.error), sizes, -sizes], np.float64)
         self.mesh.data.Allreduce(IN_PLACE, flags, MAX)
         differ = self._differ(sizes, flags[2] != -flags[3])
-        if differ and (problem := late_disagreement(self.allgather(self.sizes.take()))):
+        if differ and (problem := late_disagreement(self.allgather(self.sizes.drain()))):
             self.since, self.bad, self.error = 0, False, ""
             raise ValueError(problem)
         self.sizes.clear()

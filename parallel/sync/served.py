@@ -59,7 +59,7 @@ class Served(ServerRoles):
         )
         self.between_servers, self.slots, self.refused = mesh.group(self.hosts), {}, None
         if self.is_server:
-            self._take_slice(self.hosts.index(rank))
+            self._allocate_server(self.hosts.index(rank))
         self._allocate_sums()
         rest = slice(layout.size if self.compressor else 0, None)  # what is pushed as it is
         vectors = {"x": (self.pushed[rest], self.replica)} if self.is_worker else {}
@@ -72,7 +72,7 @@ class Served(ServerRoles):
         if not self.is_worker:
             self._forget_vectors()
 
-    def _take_slice(self, number: int) -> None:
+    def _allocate_server(self, number: int) -> None:
         """Make what a server has: its slice, the moments for it and room for sums."""
         lo, hi = self.slices[number]
         self.held = np.append(self.replica[lo:hi], self.replica[-self.behind :])

@@ -113,7 +113,7 @@ class SizeLog:
         """Return a number of 32 bits that differs where steps or sizes do."""
         return zlib.crc32(self.sizes.tobytes(), self.first & 0xFFFFFFFF)
 
-    def take(self) -> tuple[int, list[float]]:
+    def drain(self) -> tuple[int, list[float]]:
         """Return (first step, sizes), and forget them."""
         found = self.first, list(self.sizes)
         self.clear()

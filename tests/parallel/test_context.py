@@ -314,7 +314,7 @@ def test_each_rank_has_its_part_of_one_processs_mask(degrees, cut):
             ctx = nn.Network(split, (length, 6), np.float64).context(seed=SEED)
             group = SimpleNamespace(rank=part, size=2)
             ctx.network_context.groups["tensor"] = group
-            wanted = mask[:, mine] if axis is None else axis.take(mask[:, mine], group, ctx)
+            wanted = mask[:, mine] if axis is None else axis.scatter(mask[:, mine], group, ctx)
             np.testing.assert_array_equal(split.forward(None, np.ones(wanted.shape), ctx)[1], wanted)
 
 

@@ -40,15 +40,15 @@ class DealtExperts(MixtureOfExperts):
         if group.size == 1:
             return super().forward(p, x, ctx)
         noise = self.draw_noise(x.shape, ctx)  # of these samples, before they are cut
-        noise = None if noise is None else cut.take(noise, group, ctx)
-        y, saved = self.mix(p, cut.take(x, group, ctx), noise, ctx)
+        noise = None if noise is None else cut.scatter(noise, group, ctx)
+        y, saved = self.mix(p, cut.scatter(x, group, ctx), noise, ctx)
         return cut.gather(y, group, ctx, rounded=False), saved
 
     def backward(self, p, gy, saved, ctx):
         group, cut = ctx.group("tensor"), Cut(0, len(gy))
         if group.size == 1:
             return super().backward(p, gy, saved, ctx)
-        gx, gradients = super().backward(p, cut.take(gy, group, ctx), saved, ctx)
+        gx, gradients = super().backward(p, cut.scatter(gy, group, ctx), saved, ctx)
         return (None if gx is None else cut.gather(gx, group, ctx, rounded=False)), gradients
 
     def draw_noise(self, shape, ctx):

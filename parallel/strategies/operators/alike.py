@@ -50,4 +50,4 @@ class GatherRows(Move):
         return self.cut.gather(x, ctx.group("space"), ctx), None
 
     def backward(self, p, gy, saved, ctx):
-        return self.cut.take(gy, ctx.group("space"), ctx), {}
+        return self.cut.scatter(gy, ctx.group("space"), ctx), {}

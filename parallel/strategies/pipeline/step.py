@@ -340,7 +340,7 @@ class PipelineStep:
         """Return a stage's parameters in a version, as layers see them."""
         return stage.p
 
-    def take_saved(self, action: Action, stage, x, gy) -> tuple:
+    def pop_saved(self, action: Action, stage, x, gy) -> tuple:
         """Return the weights, what forward saved (computed again where it did not), the gradient of the output."""
         saved, own, version = self.saved.pop((action.stage, action.micro_batch))
         p = self.weights(stage, version)
@@ -358,11 +358,11 @@ class PipelineStep:
         return micro_batch
 
     def backward(self, action: Action, stage, x, gy) -> np.ndarray | None:
-        p, saved, gy = self.take_saved(action, stage, x, gy)
+        p, saved, gy = self.pop_saved(action, stage, x, gy)
         return stage.network.backward(p, stage.g, gy, saved, stage.ctx, self.accumulating(action))
 
     def backward_inputs(self, action: Action, stage, x, gy) -> np.ndarray | None:
-        p, saved, gy = self.take_saved(action, stage, x, gy)
+        p, saved, gy = self.pop_saved(action, stage, x, gy)
         micro_batch = self.micro_batches[action.stage, action.micro_batch]
         return stage.network.backward_inputs(p, stage.g, gy, saved, stage.ctx, micro_batch)
 

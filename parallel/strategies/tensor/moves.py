@@ -82,7 +82,7 @@ class Cut:
         """The index of entries lo to hi of each block, for what `in_blocks` returns."""
         return (*[slice(None)] * (self.axis % array.ndim + 1), slice(lo, hi))
 
-    def take(self, array: np.ndarray, group: Group, ctx) -> np.ndarray:
+    def scatter(self, array: np.ndarray, group: Group, ctx) -> np.ndarray:
         """This rank's part of a whole array, as a new one."""
         mine = self.in_blocks(array)[self.inside(array, *self.bounds(group.rank, group.size))]
         part = ctx.empty(self._shape(array, self.share(group)), array.dtype)
@@ -216,7 +216,7 @@ class Gather(Move):
         return self.cut.gather(x, ctx.group("tensor"), ctx, rounded=self.rounded), None
 
     def backward(self, p, gy, saved, ctx):
-        part = self.cut.take if self.same else self.cut.sum_part
+        part = self.cut.scatter if self.same else self.cut.sum_part
         return part(gy, ctx.group("tensor"), ctx), {}
 
 
@@ -240,7 +240,7 @@ class Keep(Move):
         self.cut = cut
 
     def forward(self, p, x, ctx):
-        return self.cut.take(x, ctx.group("tensor"), ctx), None
+        return self.cut.scatter(x, ctx.group("tensor"), ctx), None
 
     def backward(self, p, gy, saved, ctx):
         return self.cut.gather(gy, ctx.group("tensor"), ctx, gradient=True), {}
@@ -258,7 +258,7 @@ class Show(Move):
         return (x if ctx.training else self.cut.gather(x, ctx.group("tensor"), ctx)), None
 
     def backward(self, p, gy, saved, ctx):
-        return (gy if ctx.training else self.cut.take(gy, ctx.group("tensor"), ctx)), {}
+        return (gy if ctx.training else self.cut.scatter(gy, ctx.group("tensor"), ctx)), {}
 
 
 def sum_as_one(arrays: Sequence[np.ndarray], group: Group) -> None:

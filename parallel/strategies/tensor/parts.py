@@ -83,7 +83,7 @@ class SplitDropout(Wrapper):
             whole[1] = self.length
         mask = keep_mask(self.layer.keep_count, tuple(whole), ctx, mine)
         if cut:
-            mask = cut.take(mask, ctx.group(self.axis), ctx)
+            mask = cut.scatter(mask, ctx.group(self.axis), ctx)
         y = np.multiply(x, mask, ctx.reuse_input(x))
         y *= 65536 / self.layer.keep_count
         return y, mask

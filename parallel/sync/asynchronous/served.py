@@ -309,7 +309,7 @@ class Asynchronous(LocalUpdate, ServerRoles):
     def _conclude(self, everyone: list[tuple[bool, str, bool, int]]) -> bool:
         """Raise the errors of any rank, and return whether a loss was not finite (collective)."""
         _, errors, bad, sizes = zip(*everyone, strict=True)
-        self.bad, log = False, self.sizes.take()
+        self.bad, log = False, self.sizes.drain()
         if refused := next(filter(None, errors), ""):
             raise FloatingPointError(refused)
         if len(set(sizes)) > 1 and (problem := late_disagreement(self.mesh.allgather(log))):

@@ -18,7 +18,7 @@ class Dense(Compressor):
         return join([g])
 
     def decode(self, message, total):
-        total += Reader(message).take(self.length, self.dtype)
+        total += Reader(message).read(self.length, self.dtype)
 
     def reduce(self, g, wire, step):
         wire.allreduce(g)

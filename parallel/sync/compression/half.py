@@ -40,8 +40,8 @@ class Half(Compressor):
 
     def decode(self, message, total):
         reader = Reader(message)
-        scale = float(reader.take(1, np.float64)[0])
-        total += reader.take(self.length, np.float16).astype(self.dtype) * (1 / scale)
+        scale = float(reader.read(1, np.float64)[0])
+        total += reader.read(self.length, np.float16).astype(self.dtype) * (1 / scale)
 
     def reduce(self, g, wire, step):
         scale = self._halve(g, wire.maximum)

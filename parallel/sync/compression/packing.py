@@ -109,7 +109,7 @@ class Reader:
     def __init__(self, message: np.ndarray):
         self.message, self.at = message, 0
 
-    def take(self, count: int, dtype) -> np.ndarray:
+    def read(self, count: int, dtype) -> np.ndarray:
         """The next `count` elements."""
         start, self.at = self.at, self.at + count * np.dtype(dtype).itemsize
         return self.message[start : self.at].view(dtype)

@@ -59,8 +59,8 @@ class QSGD(Compressor):
 
     def decode(self, message, total):
         reader = Reader(message)
-        norms = reader.take(self.buckets, np.float32)
-        codes = unpack(reader.take(words(self.length, self.base), np.uint32), self.base, self.length)
+        norms = reader.read(self.buckets, np.float32)
+        codes = unpack(reader.read(words(self.length, self.base), np.uint32), self.base, self.length)
         np.copyto(self.flat, codes, casting="same_kind")
         self.flat -= self.levels
         self.values *= (norms / np.float32(self.levels)).astype(self.dtype)[:, None]
@@ -92,8 +92,8 @@ class TernGrad(Compressor):
 
     def decode(self, message, total):
         reader = Reader(message)
-        scales = reader.take(len(self.tensors), np.float32)
-        values = unpack(reader.take(words(self.length, 3), np.uint32), 3, self.length).astype(self.dtype)
+        scales = reader.read(len(self.tensors), np.float32)
+        values = unpack(reader.read(words(self.length, 3), np.uint32), 3, self.length).astype(self.dtype)
         values -= 1
         for part, scale in zip(self.tensors, scales, strict=True):
             values[part] *= scale

@@ -42,7 +42,7 @@ class TwoLevels(Compressor):
 
     def decode(self, message, total):
         reader = Reader(message)
-        levels = reader.take(len(self.tensors) * self.numbers, np.float32).reshape(-1, self.numbers)
+        levels = reader.read(len(self.tensors) * self.numbers, np.float32).reshape(-1, self.numbers)
         total += self._values(levels, np.unpackbits(reader.rest(), count=self.length))
 
     def _values(self, levels: np.ndarray, bits: np.ndarray) -> np.ndarray:

@@ -28,8 +28,8 @@ class Sparse(Compressor):
 
     def decode(self, message, total):
         reader = Reader(message)
-        count = int(reader.take(1, np.int64)[0])
-        values = reader.take(count, self.dtype)
+        count = int(reader.read(1, np.int64)[0])
+        values = reader.read(count, self.dtype)
         total[unpack_indices(reader.rest(), count, self.length)] += values
 
 
