@@ -141,7 +141,7 @@ def parse(argv: list[str] | None = None) -> Options:
     for word in argv:
         if word.startswith("--") and word.endswith("=--"):  # argparse would make an empty list of it
             argparser.error(f"{word.removesuffix('=--')} --: expected a value")
-    given = vars(argparser.parse_args(joined(argv)))
+    given = vars(argparser.parse_args(attach_values(argv)))
     try:
         values = read_toml(os.path.expanduser(given.pop("config"))) if "config" in given else {}
         values = expanded(values | given)
@@ -182,7 +182,7 @@ def asks_for_help(argv: list[str]) -> bool:
     return any(word.partition("=")[0] in HELP for word in argv)
 
 
-def joined(argv: list[str]) -> list[str]:
+def attach_values(argv: list[str]) -> list[str]:
     """`--lr -1e-3` as `--lr=-1e-3`: argparse takes the second for an option otherwise, and not for a wrong number."""
     found: list[str] = []
     for word in argv:

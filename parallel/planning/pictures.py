@@ -10,7 +10,7 @@ from collectives.drawing.marks import label_ends
 from parallel.planning.job import Prediction
 from parallel.planning.tables import Scaled, nbytes, seconds
 
-# Okabe and Ito 2008: told apart with every kind of colour blindness, and in print by their lightness.
+# Okabe and Ito 2008: distinguishable with every kind of colour blindness, and in print by their lightness.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#4d4d4d", "#999999", "#7a5195")
 DARK = ("#0072B2", "#009E73", "#D55E00")  # under white letters
 MARKERS = "osD^vP*X<>"

@@ -2,7 +2,7 @@
 
 Times come from time.perf_counter, which all processes of a host share; times of other hosts are converted to rank 0's
 clock (clock_offsets.py). A collective phase starts when the last rank enters it: until then the others wait, which is
-told apart when the events of all ranks are merged, so that watching costs no meeting.
+distinguished when the events of all ranks are merged, so that watching costs no meeting.
 """
 
 from __future__ import annotations

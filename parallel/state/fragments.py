@@ -19,7 +19,7 @@ import numpy as np
 from nn.core.layer import Spec
 from nn.data.arrays import NUMBERS, TEXT, Archive, ArrayError, nbytes
 from nn.training.state_files import PROGRESS, Kind, LazyState, read_object
-from parallel.state.splits import Split, check_part, cut, join, part_shape, with_split
+from parallel.state.splits import Split, check_part, cut, merge, part_shape, with_split
 
 FRAGMENTS = "fragments"  # the entry that says where fragments belong
 MAX_PARTS = 1 << 16  # of an array
@@ -142,7 +142,7 @@ class WholeArrays(LazyState):
             return parts[0].reshape(spec.shape)
         key = name.rpartition("/")[2]
         shaped = [{key: part.reshape(part_shape(name, spec, i, count))} for i, part in enumerate(parts)]
-        return join({key: spec}, shaped)[key]
+        return merge({key: spec}, shaped)[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

@@ -7,7 +7,7 @@ literature (ColumnLinear, RowLinear) says how it is split.
     part = NetworkPart(network, 1, 2)                # the second of two
     part.layout.initialize(w, seed)
     mine = cut(part.whole_specs, state, 1, 2)        # a part's state, of a checkpoint's
-    state = join(part.whole_specs, [state of part 0, mine])
+    state = merge(part.whole_specs, [state of part 0, mine])
 
 What a part holds is drawn whole and then cut, so it has the values that it has in one process, and checkpoints hold
 whole arrays: training in n parts continues what was trained in m, or in one. Layers take their sizes from the arrays in
@@ -189,7 +189,7 @@ def cut(whole: Mapping[str, Spec], state: Mapping[str, np.ndarray], index: int, 
     return found
 
 
-def join(whole: Mapping[str, Spec], states: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def merge(whole: Mapping[str, Spec], states: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Return whole arrays from those of all ranks, in their order; what several have is the first one's.
 
     Raises

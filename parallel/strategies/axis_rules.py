@@ -198,7 +198,7 @@ def _refuse_nothing_sent(options, sizes: dict[str, int]) -> None:
 def _check_stages(options, ranks: int, network, optimizer) -> int:
     """Refuse a mesh, a schedule, cuts that cannot be; returns how many pipelines read samples."""
     from nn.losses import Loss
-    from parallel.strategies.pipeline.placement import check_updates_apart, place, refuse_ties
+    from parallel.strategies.pipeline.placement import check_stage_updates, place, refuse_ties
     from parallel.strategies.tensor.rewriting import share
 
     sizes = axes.sizes(options, ranks)
@@ -232,7 +232,7 @@ def _check_stages(options, ranks: int, network, optimizer) -> int:
             given["cuts"] = place(whole, sizes["pipeline"], **given).cuts
         placement = place(network, sizes["pipeline"], **given)
         if stale:
-            check_updates_apart(placement, optimizer)
+            check_stage_updates(placement, optimizer)
         if options.compress and not axes.of_several_ranks(options):  # whose pushes are of whole networks
             refuse_ties(placement)
     except ValueError as error:

@@ -147,10 +147,10 @@ class Mailbox:
     ----------
     handlers : dict of Role -> callable (Message)
         Of the roles on this rank.
-    serving : bool
-        Whether messages are handled also while this rank waits for another trainer's mailbox; else they are received.
     handling : bool
-        Whether a handler runs: until it ends, messages are only received.
+        Whether a handler of this mailbox runs. Until it ends, `wait` and `poll` only receive; else they call handlers.
+    serving : bool
+        Whether waits for another mailbox of this rank call handlers as well, unless `handling`; else they only receive.
     buffers : dict of int -> array of bytes
         The last message to each rank.
     """

@@ -84,7 +84,7 @@ class Block:
                 call()
             return
         sums = self.sums.reshape(-1, self.wide.shape[1])
-        samples, *more = joined(announced)
+        samples, *more = merged(announced)
         self.wide.multiply(samples, self.place, sums)
         for samples in more:
             self.wide.multiply(samples, self.place, product := np.empty_like(sums))
@@ -98,8 +98,8 @@ class Block:
         optimizer.update(self.parameters, self.sums, self.moments, step, self.region, sum_small)
 
 
-def joined(slices: list[slice | None]) -> list[slice]:
-    """Return the slices, joined where one begins at the end of another."""
+def merged(slices: list[slice | None]) -> list[slice]:
+    """Return the slices, merged where one begins at the end of another."""
     found: list[slice] = []
     for each in slices:
         if each and found and found[-1].stop == each.start:

@@ -10,7 +10,7 @@ from equality import SEED, difference
 import nn
 from nn.core.layer import Sequential
 from parallel.sync.gradient_factors import wide_layers
-from parallel.sync.node_memory import joined, shrinking_blocks
+from parallel.sync.node_memory import merged, shrinking_blocks
 
 
 def network(dtype=np.float64):
@@ -58,8 +58,8 @@ def test_blocks_cover_the_layout_in_whole_rows_and_shrink(ranks, monkeypatch):
 
 
 def test_neighbours_are_multiplied_at_once():
-    assert joined([slice(0, 4), slice(4, 4), slice(4, 9)]) == [slice(0, 9)]
-    assert joined([slice(0, 4), None, slice(6, 9), slice(9, 10)]) == [slice(0, 4), slice(6, 10)]
+    assert merged([slice(0, 4), slice(4, 4), slice(4, 9)]) == [slice(0, 9)]
+    assert merged([slice(0, 4), None, slice(6, 9), slice(9, 10)]) == [slice(0, 4), slice(6, 10)]
 
 
 def distributed(comm):

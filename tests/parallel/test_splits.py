@@ -11,7 +11,7 @@ from nn.core.layer import Sequential, ShapeError
 from nn.core.layout import Layout, Views
 from nn.core.network import Network
 from nn.models import build
-from parallel.state.splits import NetworkPart, Split, SplitSpec, cut, inside, join, split_of
+from parallel.state.splits import NetworkPart, Split, SplitSpec, cut, inside, merge, split_of
 from parallel.state.stages import stages
 from parallel.strategies.tensor.around import Around, with_children
 from parallel.strategies.tensor.layers import (
@@ -75,7 +75,7 @@ def test_parts_are_drawn_whole_and_join_to_the_whole(count):
             and part.layout.ends.keys() == whole.layout.ends.keys()
         )
         assert part.layout.shared == whole.layout.shared
-    joined = join(parts[0].whole_specs, found)
+    joined = merge(parts[0].whole_specs, found)
     for name, spec in parts[0].whole_specs.items():
         for i, mine in enumerate(found if split_of(spec) else ()):
             assert np.array_equal(inside(name, spec, expected[name], i, count).ravel(), mine[name].ravel()), name
@@ -117,7 +117,7 @@ def backward(layer, p, g, gy, saved, ctx):
 
 def check(whole, parts, names):
     """Gradients join to the whole's."""
-    joined = join(parts[0][3].whole_specs, [{name: part[2][name] for name in names} for part in parts])
+    joined = merge(parts[0][3].whole_specs, [{name: part[2][name] for name in names} for part in parts])
     for name in names:
         np.testing.assert_allclose(joined[name], whole.g[name], rtol=1e-12, atol=1e-12, err_msg=name)
 
@@ -145,7 +145,7 @@ def test_parts_with_some_of_the_outputs(layer, shape, names, count):
         parts.append(run_part(layer, x, mine["gy/y"], whole.w, i, count))
         np.testing.assert_allclose(parts[-1][0], mine["y"], rtol=1e-10, atol=1e-11)
     np.testing.assert_allclose(sum(part[1] for part in parts), whole.gx, rtol=1e-10, atol=1e-10)
-    joined = join(parts[0][3].whole_specs, [part[2] for part in parts])
+    joined = merge(parts[0][3].whole_specs, [part[2] for part in parts])
     for name in names:
         np.testing.assert_allclose(joined[name], whole.g[name], rtol=1e-10, atol=1e-9, err_msg=name)
 
@@ -199,7 +199,7 @@ def test_embedding_and_tied_output_by_rows():
         total[here] = y[:, 0]
         grads.append(g)
     assert np.array_equal(total, whole.y)
-    np.testing.assert_allclose(join(part.whole_specs, grads)["W"], whole.g["W"], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(merge(part.whole_specs, grads)["W"], whole.g["W"], rtol=1e-12, atol=1e-12)
 
     tied, x = nn.TiedLinear("0.W", 3, 7), np.random.default_rng(2).standard_normal((4, 3))
     ctx, W = Network(Sequential(nn.Embedding(7, 3), nn.Flatten()), (1,)).context(), whole.w["W"]
@@ -246,7 +246,7 @@ def test_a_block_of_two_layers_in_parts():
         gradients.append(dict(part.layout.items(g)))
     np.testing.assert_allclose(total, whole.y, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(gx, whole.gx, rtol=1e-12, atol=1e-12)
-    for name, g in join(part.whole_specs, gradients).items():
+    for name, g in merge(part.whole_specs, gradients).items():
         np.testing.assert_allclose(g, whole.g[name], rtol=1e-12, atol=1e-12)
 
 
@@ -261,10 +261,10 @@ def test_a_checkpoint_of_two_parts_continues_in_three_and_in_one():
     for state in states:
         for kind in ("param", "optimizer/velocity"):
             state[f"{kind}/2.b"] = states[0][f"{kind}/2.b"]  # whole on both
-    saved = join(twice[0].whole_specs, states)
+    saved = merge(twice[0].whole_specs, states)
     specs = NetworkPart(whole, 0, 3).whole_specs
     thrice = [cut(specs, saved, i, 3) for i in range(3)]
-    again = join(specs, thrice)
+    again = merge(specs, thrice)
     assert list(again) == list(saved) and all(np.array_equal(again[name], saved[name]) for name in saved)
     assert saved["param/0.W"].shape == (6, 12) and thrice[0]["param/0.W"].shape == (6, 4)
 
@@ -275,7 +275,7 @@ def test_a_stage_can_be_cut_too():
     stage = stages(Network(split(model.root), (6,), np.float64), [2])[1]
     parts = [NetworkPart(stage, i, 2) for i in range(2)]
     assert parts[0].layout.specs["0.W"].shape == (5, 8) and parts[0].layout.borrowed == {"0.W"}
-    joined = join(parts[0].whole_specs, [values(part.layout) for part in parts])
+    joined = merge(parts[0].whole_specs, [values(part.layout) for part in parts])
     for name, array in values(stage.layout).items():
         assert np.array_equal(joined[name], array)
 
@@ -291,7 +291,7 @@ def test_what_cannot_be_cut_is_refused_by_name():
     with pytest.raises(ShapeError, match=r"1\.W: expected the whole array, of shape \(6, 2\), given \(6, 3\)"):
         cut(whole.layout.specs, state, 0, 2)
     with pytest.raises(ShapeError, match=r"1\.W: expected \(6, 1\) of part 1 of 2, given \(6, 2\)"):
-        join(whole.layout.specs, [{"1.W": np.zeros((6, 1))}, {"1.W": np.zeros((6, 2))}])
+        merge(whole.layout.specs, [{"1.W": np.zeros((6, 1))}, {"1.W": np.zeros((6, 2))}])
     with pytest.raises(ValueError, match="no part 2 of 2"):
         cut(whole.layout.specs, {}, 2, 2)
     for how in (Split(2), Split(-1), Split(1, blocks=4), Split(1, blocks=3, units=4), Split(0, blocks=0)):

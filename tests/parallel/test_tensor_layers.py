@@ -9,7 +9,7 @@ from threads import on_threads
 import nn
 from nn.core.layer import Layer
 from nn.models.transformer import encoder, transformer
-from parallel.state.splits import NetworkPart, join
+from parallel.state.splits import NetworkPart, merge
 from parallel.strategies.tensor.around import Around
 from parallel.strategies.tensor.moves import Copy, Cut, Gather, Keep, Move, Sum, SumPart
 from parallel.strategies.tensor.rewriting import share, terms
@@ -113,7 +113,7 @@ def compute(network, loss, x, y, ranks, way="pairs", change=lambda layer: None):
     change(shared.root)
     work = lambda group: one_pass(NetworkPart(shared, group.rank, ranks), split_loss, x, y, group)
     found = on_threads(ranks, work)
-    gradients = join(NetworkPart(shared, 0, ranks).whole_specs, [each[2] for each in found])
+    gradients = merge(NetworkPart(shared, 0, ranks).whole_specs, [each[2] for each in found])
     return [each[0] for each in found], [each[1] for each in found], gradients, found[0][3]
 
 

@@ -62,7 +62,7 @@ def cut(network: Network, rank: int, ranks: int) -> Network:
     if network.layout.shared:
         raise ValueError(
             f"{network.name}: layers share an array ({', '.join(sorted(network.layout.shared))}), and of one that is "
-            "used on rows and on what is whole no gradient can be told apart: use data parallelism"
+            "used on rows and on what is whole no gradient can be separated: use data parallelism"
         )
     cutting = _Cutting(rank, ranks)
     root, state = cutting.layer(network.root, network.in_shape, None)

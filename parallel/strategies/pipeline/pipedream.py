@@ -46,7 +46,7 @@ from parallel.strategies.pipeline.checking import Span
 from parallel.strategies.pipeline.executor import PipelinePass
 from parallel.strategies.pipeline.picture import compare
 from parallel.strategies.pipeline.pipedream_step import PipeDreamStep
-from parallel.strategies.pipeline.placement import check_updates_apart
+from parallel.strategies.pipeline.placement import check_stage_updates
 
 
 class PipeDreamPass(PipelinePass):
@@ -103,7 +103,7 @@ class PipeDreamPass(PipelinePass):
 
     def bind(self, trainer):
         super().bind(trainer)
-        check_updates_apart(self.placement, trainer.optimizer)
+        check_stage_updates(self.placement, trainer.optimizer)
         (stage,) = self.stages
         if max(self.replicas) > 1:
             peers = self.communicator.Split(stage, self.rank)

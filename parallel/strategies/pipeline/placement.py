@@ -231,7 +231,7 @@ def refuse_ties(placement: Placement) -> None:
         )
 
 
-def check_updates_apart(placement: Placement, optimizer: Optimizer) -> None:
+def check_stage_updates(placement: Placement, optimizer: Optimizer) -> None:
     """Refuse what needs all stages at one time, where each updates at its own (PipeDream)."""
     if tied := placement.tied():
         raise ValueError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nn.registry import register
 from parallel.sync.compression.base import Compressor
-from parallel.sync.compression.packing import Reader, join
+from parallel.sync.compression.packing import Reader, concatenate
 
 
 @register("compressor", "none")
@@ -15,7 +15,7 @@ class Dense(Compressor):
     """One allreduce. Keeps nothing."""
 
     def encode(self, g, step, maximum=None):
-        return join([g])
+        return concatenate([g])
 
     def decode(self, message, total):
         total += Reader(message).read(self.length, self.dtype)

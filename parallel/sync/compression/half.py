@@ -16,7 +16,7 @@ import numpy as np
 
 from nn.registry import register
 from parallel.sync.compression.base import Compressor
-from parallel.sync.compression.packing import EVEN, Reader, join
+from parallel.sync.compression.packing import EVEN, Reader, concatenate
 
 EXPONENTS = (-126, 126)  # of the power of two
 
@@ -36,7 +36,7 @@ class Half(Compressor):
 
     def encode(self, g, step, maximum=None):
         scale = self._halve(g, maximum)
-        return join([np.array([scale]), self.mine.reshape(-1)[: self.length]])
+        return concatenate([np.array([scale]), self.mine.reshape(-1)[: self.length]])
 
     def decode(self, message, total):
         reader = Reader(message)

@@ -92,7 +92,7 @@ def _form(count: int, size: int) -> str:
     return "places" if 2 * count + 4 * -(-size // BLOCK) <= size // 8 else "bitmap"
 
 
-def join(arrays: Sequence[np.ndarray]) -> np.ndarray:
+def concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Arrays one behind the other as bytes, those of the largest elements first; a multiple of 8 bytes."""
     size = sum(array.nbytes for array in arrays)
     message = np.zeros(-(-size // EVEN) * EVEN, np.uint8)
@@ -104,7 +104,7 @@ def join(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class Reader:
-    """Splits a message in the order in which it was joined."""
+    """Splits a message in the order in which it was concatenated."""
 
     def __init__(self, message: np.ndarray):
         self.message, self.at = message, 0

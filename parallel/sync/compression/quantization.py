@@ -14,7 +14,7 @@ import numpy as np
 
 from nn.registry import register
 from parallel.sync.compression.base import Compressor
-from parallel.sync.compression.packing import Reader, join, pack, unpack, words
+from parallel.sync.compression.packing import Reader, concatenate, pack, unpack, words
 
 BUCKET = 512  # elements that share a norm; the paper's choice for 4 bits
 MOST_LEVELS = 32767
@@ -55,7 +55,7 @@ class QSGD(Compressor):
         norms = np.sqrt(np.einsum("ij,ij->i", t, t)).astype(np.float32)
         t *= (self.levels / np.where(norms, norms, np.inf)).astype(self.dtype)[:, None]
         codes = round_up_or_down(self.flat, self.random(step), self.levels)
-        return join([norms, pack(codes, self.base)])
+        return concatenate([norms, pack(codes, self.base)])
 
     def decode(self, message, total):
         reader = Reader(message)
@@ -88,7 +88,7 @@ class TernGrad(Compressor):
         for part, scale in zip(self.tensors, scales, strict=True):
             g[part] *= 1 / scale if scale else 0
         codes = round_up_or_down(g, self.random(step), 1)
-        return join([scales, pack(codes, 3)])
+        return concatenate([scales, pack(codes, 3)])
 
     def decode(self, message, total):
         reader = Reader(message)

@@ -12,7 +12,7 @@ import numpy as np
 
 from nn.registry import register
 from parallel.sync.compression.base import Compressor
-from parallel.sync.compression.packing import Reader, join
+from parallel.sync.compression.packing import Reader, concatenate
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class TwoLevels(Compressor):
         for i, part in enumerate(self.tensors):
             levels[i] = self.levels(e[part], np.count_nonzero(positive[part]))
         e -= self._values(levels, positive.view(np.uint8))
-        return join([levels, np.packbits(positive)])
+        return concatenate([levels, np.packbits(positive)])
 
     def decode(self, message, total):
         reader = Reader(message)

@@ -13,7 +13,7 @@ import numpy as np
 
 from nn.registry import register
 from parallel.sync.compression.base import Compressor
-from parallel.sync.compression.packing import Reader, join, pack_indices, unpack_indices
+from parallel.sync.compression.packing import Reader, concatenate, pack_indices, unpack_indices
 
 LARGEST_RATIO = 1.0
 SAMPLE = 1 << 12  # magnitudes from which the largest of many are estimated
@@ -24,7 +24,7 @@ class Sparse(Compressor):
     """Base: what the messages of sparse vectors look like."""
 
     def message(self, values: np.ndarray, indices: np.ndarray) -> np.ndarray:
-        return join([np.array([len(indices)], np.int64), values, *pack_indices(indices, self.length)])
+        return concatenate([np.array([len(indices)], np.int64), values, *pack_indices(indices, self.length)])
 
     def decode(self, message, total):
         reader = Reader(message)
