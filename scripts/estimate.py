@@ -100,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.save_profile and not options.measure:
         parser().error("--save-profile writes what --measure measures: add --measure")
     if options.measure:
-        blas.settle(options.threads)  # before NumPy is imported
+        blas.set_environment(options.threads)  # before NumPy is imported
     try:
         return estimates(options)
     except (ValueError, OSError, MemoryError, RuntimeError) as error:

@@ -25,7 +25,7 @@ def longer(first):
 
 # Arrays are small here: a second thread of a matrix product would take a core to wait for the first, and on a busy
 # machine the first would wait for it. Before NumPy is imported; what tests start inherits it.
-blas.settle(1)
+blas.set_environment(1)
 
 # Algorithms are chosen by the table of the package, whatever has been measured on this machine.
 os.environ.setdefault("RINGPROP_TUNE", "")

@@ -47,8 +47,8 @@ def parser(rank: int | None) -> Parser:
 def main(argv: list[str] | None = None) -> int:
     """Run the command line of `ringprop doctor`; return the exit status."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    launcher.settle()
-    blas.settle()
+    launcher.disable_fabrics()
+    blas.set_environment()
     try:
         rank = launcher.rank_from_environment()
     except launcher.LaunchError as error:

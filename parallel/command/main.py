@@ -50,8 +50,8 @@ def main(argv: list[str] | None = None) -> int:
     """Train as the command line says; returns the exit status."""
     argv = sys.argv[1:] if argv is None else list(argv)
     open_standard_files()
-    launcher.settle()
-    blas.settle()
+    launcher.disable_fabrics()
+    blas.set_environment()
     try:
         rank, here = launcher.rank_from_environment(), local_ranks()
     except launcher.LaunchError as error:
@@ -331,7 +331,7 @@ def set_threads(threads: int, asked: int | None = None) -> None:
     if asked:
         os.environ.update(blas.settings(asked))
     else:
-        blas.settle(threads)
+        blas.set_environment(threads)
     if "numpy" in sys.modules and (asked or not given):
         from threadpoolctl import threadpool_limits
 

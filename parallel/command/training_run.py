@@ -150,8 +150,10 @@ def run_attempt(options: Options, parts: Parts, written: Callable[[], object], l
     ]
     hooks += [TensorBoard(options.tensorboard)] if options.tensorboard else []
     termination = elastic.termination if elastic else checkpoint_callback.Termination()
-    keeper = checkpoint_callback.KeepCheckpoints(kept, options.checkpoint_steps, metric, how["background"], termination)
-    hooks += [keeper, elastic.tracker.end] if elastic else [keeper]
+    checkpointing = checkpoint_callback.KeepCheckpoints(
+        kept, options.checkpoint_steps, metric, how["background"], termination
+    )
+    hooks += [checkpointing, elastic.tracker.end] if elastic else [checkpointing]
     if options.check_replicas and world:
         hooks.append(replica_checks(options.check_replicas))
     chooser = None
@@ -160,7 +162,7 @@ def run_attempt(options: Options, parts: Parts, written: Callable[[], object], l
     elif metric:
         chooser = callbacks.RestoreBest(kept, metric, say)
     hooks += [chooser] if chooser else []
-    with termination, finishing(keeper):
+    with termination, finishing(checkpointing):
         training = nn.fit(
             trainer,
             elastic.sample_log.loader(loaders.train, trainer) if elastic else loaders.train,
@@ -283,16 +285,16 @@ def drawing(say):
 
 
 @contextmanager
-def finishing(keeper: checkpoint_callback.KeepCheckpoints):
+def finishing(checkpointing: checkpoint_callback.KeepCheckpoints):
     """What was to be saved when an error ends training is: of all ranks, where all have that error."""
     try:
         yield
     except nn.NonFiniteLoss:
         with suppress(FloatingPointError):  # of the same parameters
-            keeper.finish()
+            checkpointing.finish()
         raise
     finally:
-        keeper.wait()
+        checkpointing.wait()
 
 
 def leave_network(options: Options, parts: Parts, trainer: RunTrainer, say) -> None:

@@ -43,7 +43,7 @@ def kernels(cpuinfo: str = "/proc/cpuinfo") -> dict[str, str]:
         return {}
 
 
-def settle(threads: int | None = None) -> None:
+def set_environment(threads: int | None = None) -> None:
     """Set them for this process and its children, unless the user has; without `threads` only the kernels."""
     for name, value in (kernels() if threads is None else settings(threads, os.environ)).items():
         os.environ.setdefault(name, value)

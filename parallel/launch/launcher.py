@@ -223,7 +223,7 @@ def settings(ranks: int, mpiexec: Path, environment: Mapping[str, str] = os.envi
     return chosen
 
 
-def settle() -> None:
+def disable_fabrics() -> None:
     """Disable fabrics as in `settings`, in a rank that the user's own mpirun started; before MPI is imported."""
     size = os.environ.get("OMPI_COMM_WORLD_SIZE")
     one_node = size is not None and size == os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")

@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
             network_of(options)
     except ValueError as error:
         parser().error(str(error))
-    blas.settle(1)
+    blas.set_environment(1)
     task = {"model": options.model, "input": options.input, "classes": options.classes, "batch": options.batch}
     task |= {"steps": options.steps or (LAB_STEPS if options.lab else STEPS), "lab": options.lab}
     read(options, task)  # refuses another task before anything is measured

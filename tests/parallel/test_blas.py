@@ -51,7 +51,9 @@ def test_a_machine_that_does_not_tell_is_left_alone(tmp_path):
 
 def test_the_library_takes_the_kernels_and_what_the_user_says_stays(monkeypatch):
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
-    code = "import os, sys; from parallel.launch import blas; blas.settle(); assert 'numpy' not in sys.modules\n"
+    code = (
+        "import os, sys; from parallel.launch import blas; blas.set_environment(); assert 'numpy' not in sys.modules\n"
+    )
     code += "import numpy; from threadpoolctl import threadpool_info\n"
     code += "print(*[p['architecture'] for p in threadpool_info() if p['internal_api'] == 'openblas'])"
     for given, kernels in (({}, blas.kernels()), ({"OPENBLAS_CORETYPE": "Haswell"}, {"OPENBLAS_CORETYPE": "Haswell"})):

@@ -527,10 +527,10 @@ def test_ranks_of_one_node_look_for_no_fabric(monkeypatch, tmp_path, ranks_here,
     given = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": ranks_here, "OMPI_MCA_osc": "of the user"}
     monkeypatch.setattr(os, "environ", dict(given))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    launcher.settle()
+    launcher.disable_fabrics()
     assert os.environ == given
     (tmp_path / "mpiexec").touch(mode=0o755)
-    launcher.settle()
+    launcher.disable_fabrics()
     assert os.environ == given | found
 
 
