@@ -10,6 +10,7 @@ The same versions of the code and of matplotlib write the same bytes: no date, n
 import argparse
 import importlib
 import pkgutil
+import textwrap
 from pathlib import Path
 
 import matplotlib
@@ -52,13 +53,13 @@ def trainer_parts():
     axes.set(xlim=(0, width), ylim=(0, height))
     axes.axis("off")
     calls = methods(DistributedTrainer, "step", "evaluate", "state_items", "load_state_dict")
-    calls_of_pass = methods(ForwardBackward, "divide", "take", "compute")
+    calls_of_pass = methods(ForwardBackward, "divide", "select_samples", "compute")
     calls_of_sync = methods(GradientSync, "begin_step", "begin_pass", "finish_step", "update")
     calls_of_mesh = methods(Mesh, "sum", "allgather", "bcast")
     parts = (
         (0.95, "#dcecf9", "forward_backward", "what this rank computes", calls_of_pass, kinds(ForwardBackward)),
         (1.6, "#e3f3df", "sync", "how the gradients of\nranks are summed", calls_of_sync, kinds(GradientSync)),
-        (0.85, "#fbeed5", "mesh", "which ranks are peers", calls_of_mesh, AXES),
+        (0.85, "#fbeed5", "mesh", "which ranks are peers", calls_of_mesh, list(AXES)),
     )
 
     def box(left, top, height, color):
@@ -76,9 +77,7 @@ def trainer_parts():
         axes.annotate("", (0.55, top - rows / 2), (0.28, top - rows / 2), arrowprops=arrow)
         box(0.55, top, rows, color)
         axes.text(0.7, top - 0.1, name, **title)
-        across = 3 if len(calls) == 3 else 2
-        called = "\n".join(", ".join(calls[k : k + across]) for k in range(0, len(calls), across))
-        axes.text(0.7, top - 0.35, f"{purpose}\n{called}", **text)
+        axes.text(0.7, top - 0.35, f"{purpose}\n{textwrap.fill(', '.join(calls), 27)}", **text)
         column = -(-len(found) // 3)
         for k in range(3):
             shown = "\n".join(found[k * column :][:column])

@@ -72,11 +72,11 @@ def distributed(comm):
 @contextmanager
 def telling_gradients(trainer, ranks):
     """These ranks make gradients, although factors would be smaller."""
-    place = trainer.forward_backward.place
+    place = trainer.forward_backward.contiguous_slice
     if trainer.shard[0] in ranks:
-        trainer.forward_backward.place = lambda samples, total, parts: None
+        trainer.forward_backward.contiguous_slice = lambda samples, total, parts: None
     yield
-    trainer.forward_backward.place = place
+    trainer.forward_backward.contiguous_slice = place
 
 
 def steps(comm, trainer, sizes, gradients_of=()):

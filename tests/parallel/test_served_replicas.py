@@ -133,7 +133,7 @@ def test_without_a_stage_a_pipeline_is_not_one_process(comm, monkeypatch):
     pairs = ReplicaRanks.pairs
 
     def own_only(self, whole, part, index):
-        return ((piece._replace(counts=index == 0), *arrays) for piece, *arrays in pairs(self, whole, part, index))
+        return ((piece._replace(is_pushed=index == 0), *arrays) for piece, *arrays in pairs(self, whole, part, index))
 
     monkeypatch.setattr(ReplicaRanks, "pairs", own_only)
     many = make(comm, optimizer=adagrad(), **PIPELINE)
