@@ -130,6 +130,15 @@ def test_a_run_of_today_goes_on(tmp_path):
         parse(["--resume", str(tmp_path), "--lr", "0.5"])
 
 
+def test_how_positions_are_shared_goes_with_the_mesh(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"mesh": "context=2", "context": "ulysses", "ranks": 2}))
+    again = ["--resume", str(tmp_path), "--ranks"]
+    assert parse([*again, "2"]).context == "ulysses"
+    assert parse([*again, "2", "--context", "ring"]).context == "ring"
+    fewer = parse([*again, "1"])
+    assert (fewer.mesh, fewer.context) == (None, "ring")
+
+
 def test_a_toml_file_of_today_is_read(tmp_path):
     file = tmp_path / "some.toml"
     file.write_text('weight-decay = 0\nlinear_scaling = 16\nstrategy = "zero1"\nnesterov = true\nmomentum = 0.9\n')
