@@ -27,6 +27,7 @@ from collectives.choosing.selection import NODE_MEMORY, Call, check_name, parse_
 from collectives.executor.plan import NATIVE
 from collectives.failures.aborted import Aborted, cause_of
 from collectives.failures.agreement import Agreement, describe_call
+from collectives.failures.deadline import Deadline
 from collectives.failures.job_end import abort_on_exit, finalize_timeout
 from collectives.failures.revocation import register, unregister
 from collectives.failures.watchdog import PEER, Watchdog, counting
@@ -215,8 +216,10 @@ class Communicator(MPI.Intracomm):
     ):
         register(self)
         watched = os.environ.get("RINGPROP_WATCH") if watch is None else watch
-        with_progress(self._prepare, progress, synchronous, algorithms, memory)
-        limit = parse_seconds(watched or 0, "RINGPROP_WATCH" if watch is None else "watch")
+        limit, seconds = parse_seconds(watched or 0, "RINGPROP_WATCH" if watch is None else "watch"), Deadline.seconds
+        if watched is not None:
+            seconds = limit + MARGIN if limit and abort else math.inf
+        with_progress(self._prepare, progress, synchronous, algorithms, memory, seconds)
         if debug is None:
             debug = os.environ.get("RINGPROP_DEBUG", "0") not in ("", "0")
         selection = self.planner.selection
@@ -234,8 +237,6 @@ class Communicator(MPI.Intracomm):
         if len(settings_of_ranks) > 1:
             unlink_library_memory()
             abort_on_exit()
-        if watched is not None:
-            self.planner.deadline.seconds = limit + MARGIN if limit and abort else math.inf
         if len(settings_of_ranks) > 1 and limit and abort:
             finalize_timeout(limit + MARGIN)
         if limit or debug:
@@ -291,12 +292,10 @@ class Communicator(MPI.Intracomm):
         else:
             agreed(True)
 
-    def _prepare(self, progress=False, synchronous=False, algorithms=None, memory=True):
+    def _prepare(self, progress=False, synchronous=False, algorithms=None, memory=True, seconds=Deadline.seconds):
         if progress and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise RuntimeError("progress=True needs an MPI library that was started with MPI.THREAD_MULTIPLE")
-        native = MPI.Intracomm(self)
-        native.allreduce(0)  # mpi4py's first of a communicator waits with the interpreter held, and nothing would move
-        self.planner = Planner(register(native.Dup()), algorithms or {}, synchronous, memory)
+        self.planner = Planner(MPI.Intracomm(self), algorithms or {}, synchronous, memory, seconds)
         self.planner.on_abort = self._abort
         self.plan_cache, self.calls = PlanCache(), Calls()
         self._plans = self.plan_cache  # in which calls look for theirs

@@ -19,7 +19,9 @@ class Deadline:
     seconds : float
     """
 
-    def __init__(self, seconds: float = 300.0):
+    seconds = 300.0  # by default
+
+    def __init__(self, seconds: float = seconds):
         self.seconds = seconds
 
     def wait(self, done: Callable[[], bool], meanwhile: Callable[[], object], late: Callable[[float], object]) -> None:

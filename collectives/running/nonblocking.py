@@ -114,7 +114,7 @@ class Request:
             while self.at < len(calls):
                 request = waits.get(self.at)
                 if request is None or blocking:
-                    calls[self.at]()
+                    self.plan.carry_out(calls[self.at])
                 elif not request.Test():
                     self.queue.refuse_aborted()
                     return False

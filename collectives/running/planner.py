@@ -17,6 +17,7 @@ from collectives.choosing.selection import AUTOMATIC, NODE_MEMORY, Selection
 from collectives.executor.plan import Plan, array, copying
 from collectives.executor.program import Program, Programs, Transfer
 from collectives.failures.deadline import UNFINISHED, Deadline
+from collectives.failures.launch_check import all_on_this_node
 from collectives.failures.revocation import register, unregister
 from collectives.node_memory.barriers import barrier_of, first_barrier, split_barrier_of
 from collectives.node_memory.plans import LINE_BYTES
@@ -37,30 +38,56 @@ def same_node(comm):
     return comm.Split_type(MPI.COMM_TYPE_SHARED)
 
 
+def wait_for_ranks(comm, deadline: Deadline) -> None:
+    """Return when all ranks of a communicator have called this.
+
+    Raises
+    ------
+    TimeoutError
+        On one node, after the deadline, as `Planner.wait_for`.
+    """
+    request, others = comm.Ibarrier(), comm.Get_size() - 1
+
+    def late(waited):
+        whose = "rank to make its" if others == 1 else f"{others} ranks to make their"
+        message = (
+            f"rank {comm.Get_rank()} has waited {deadline.seconds:g} s for the other {whose} Communicator: has a rank "
+            f"ended, or does one make none?"
+        )
+        if all_on_this_node():
+            raise TimeoutError(message)
+        warn_once(message)
+
+    deadline.wait(request.Test, lambda: None, late)
+
+
 class Planner:
-    """What the plans of one communicator are made with.
+    """What the plans of one communicator are made with (collective).
 
     Parameters
     ----------
     comm : MPI.Intracomm
-        a private duplicate
+        of which it makes a private duplicate
     algorithms : operation -> the requested one
     synchronous : send with Ssend semantics
     memory : whether ranks of a node may share memory
+    seconds : how long ranks wait for each other
     """
 
-    def __init__(self, comm, algorithms, synchronous, memory=True):
-        self.comm, self.synchronous = comm, synchronous
+    def __init__(self, comm, algorithms, synchronous, memory=True, seconds=Deadline.seconds):
+        self.deadline = Deadline(seconds)
+        wait_for_ranks(comm, self.deadline)
+        comm.allreduce(0)  # mpi4py's first of a communicator waits with the interpreter held, and nothing would move
+        self.comm, self.synchronous = register(comm.Dup()), synchronous
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self.node = register(same_node(comm))
-        self.nodes = tuple(comm.allgather(self.node.bcast(self.rank)))  # of each rank: the first rank on its node
+        self.node = register(same_node(self.comm))
+        self.nodes = tuple(self.comm.allgather(self.node.bcast(self.rank)))  # of each rank: the first rank on its node
         self.node_ranks = [r for r, node in enumerate(self.nodes) if node == self.nodes[self.rank]]
         self.selection = Selection(algorithms, self.nodes, MPI.Get_library_version(), memory)
         self.programs = Programs()
         self.scratch, self.scratch_bytes = {}, 0  # for what ranks name of each other's in the caller's algorithms
         self.forget_scratch = lambda: None  # called when plans on `scratch` must go
         self.selection.make_window = self.shares
-        self.deadline = Deadline()
         self.may_wait = True  # for other ranks while it plans: not for a nonblocking call
         self.on_abort = lambda error, place: None  # called with what aborts a plan
 

@@ -671,6 +671,7 @@ def test_the_algorithm_is_chosen_by_call_keyword_and_environment(comm, ranks, mo
     monkeypatch.setenv("RINGPROP_WATCH", "1 min")
     with pytest.raises(ValueError, match="RINGPROP_WATCH=1 min in the environment: expected seconds"):
         Communicator(comm)
+    monkeypatch.delenv("RINGPROP_WATCH")
     with pytest.raises(ValueError, match="no operation 'alreduce'"):
         Communicator(comm, alreduce="ring")
 

@@ -527,6 +527,22 @@ def test_the_first_call_in_node_memory_waits_no_longer_than_others(comm):
 
 
 @pytest.mark.mpi(ranks=2)
+def test_to_make_a_communicator_waits_no_longer_than_a_call(comm, monkeypatch):
+    from collectives import Communicator
+    from collectives.failures.deadline import Deadline
+
+    monkeypatch.setattr(Deadline, "seconds", 0.3)
+    if comm.rank == 0:
+        with pytest.raises(TimeoutError, match=r"rank 0 has waited 0\.3 s for the other rank to make its Communicator"):
+            Communicator(comm)
+        comm.send("gave up", 1)
+    else:
+        comm.recv()
+        comm.Ibarrier().Wait()  # for that of rank 0, so that nothing is in flight as MPI ends
+    comm.Barrier()
+
+
+@pytest.mark.mpi(ranks=2)
 def test_who_waits_for_a_claim_does_not_take_it_by_asking_who_is_late(comm, monkeypatch):
     from collectives.node_memory.window import SharedWindow
 
