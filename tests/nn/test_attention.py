@@ -139,7 +139,7 @@ def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="3 heads do not divide 8 features"):
         MultiHeadAttention(8, 3)
     for shape in ((8,), (4, 6), (2, 4, 8)):
-        with pytest.raises(ShapeError, match=r"layer 0 .*sequences \(positions, 8\)"):
+        with pytest.raises(ShapeError, match="positions, 8"):
             Network(Sequential(MultiHeadAttention(8, 2)), shape)
 
 

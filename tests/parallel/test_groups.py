@@ -30,7 +30,7 @@ def test_a_rank_by_itself():
     check(Group(), 0, 1)
     ctx = network().context()
     assert ctx.group("data").size == ctx.group("tensor").size == 1
-    with pytest.raises(ValueError, match=r"unknown group 'date': did you mean 'data'.*expert, space"):
+    with pytest.raises(ValueError, match="'date'"):
         ctx.group("date")
 
 

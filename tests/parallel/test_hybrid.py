@@ -248,13 +248,13 @@ def test_a_bad_step_is_told_on_every_rank_and_changes_nothing(comm):
     )
     many.step(x, y, total)
     before = many.digest()
-    with pytest.raises(NonFiniteLoss, match=r"is in the input on rank 0 \(samples \[7\] of the batch"):
+    with pytest.raises(NonFiniteLoss, match=r"input.*rank 0.*\[7\]"):
         many.step(np.where(np.arange(10)[:, None] == 7, np.nan, x), y, total)
     assert many.digest() == before
     for name, array in many.local_network.layout.items(many.flat_parameters):
         if name == "0.W" and many.mesh.places["tensor"]:
             array[:, 1] = 1e308
-    with pytest.raises(NonFiniteLoss, match=r"is in the output of layer 0 \(Linear\(12, 8\)\) on rank 1"):
+    with pytest.raises(NonFiniteLoss, match=r"output.*layer 0.*rank 1"):
         many.step(10 * x, y, total)
     for name, array in many.local_network.layout.items(many.flat_parameters):
         if name == "2.W" and many.mesh.places["tensor"]:

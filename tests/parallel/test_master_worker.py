@@ -132,7 +132,7 @@ def test_nan_is_told_by_all_before_the_update(comm):
         )
         x[5:6] = np.nan  # of rank 1
         before = many.flat_parameters.copy()
-        with pytest.raises(nn.NonFiniteLoss, match=r"step 0.*the input.*on rank 1") as caught:
+        with pytest.raises(nn.NonFiniteLoss, match=r"input.*rank 1") as caught:
             many.step(x, y, 12)
         assert list(caught.value.samples) == [5]
         assert (many.flat_parameters == before).all()

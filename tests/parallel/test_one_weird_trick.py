@@ -131,16 +131,16 @@ def test_a_bad_step_changes_nothing_and_is_traced(comm):
     bad = x.copy()
     if comm.rank:
         bad[3, 2, 2] = np.nan
-    with pytest.raises(nn.NonFiniteLoss, match=r"the input on rank 1 \(samples \[11\] of the batch\)"):
+    with pytest.raises(nn.NonFiniteLoss, match=r"input.*rank 1.*\[11\]"):
         many.step(bad, y, total)
     n = 1 - comm.rank  # the other rank has no samples
-    with pytest.raises(nn.NonFiniteLoss, match="the input on rank 0"):
+    with pytest.raises(nn.NonFiniteLoss, match=r"input.*rank 0"):
         many.step(np.full_like(x[:n], np.nan), y[:n], 1)
     assert all(np.array_equal(before[name], array) for name, array in many.state_items())
     huge = dict(many.local_network.layout.items(many.flat_parameters))["6.W"]
     huge *= 1e200
     dict(many.local_network.layout.items(many.flat_parameters))["9.W"][...] *= 1e200
-    with pytest.raises(nn.NonFiniteLoss, match=r"the output of layer \d+ .*of the batch"):
+    with pytest.raises(nn.NonFiniteLoss, match=r"output.*layer \d"):
         many.step(x, y, total)
     many.close()
 
@@ -193,7 +193,7 @@ def test_networks_of_other_kinds_are_refused():
             boundary(nn.models.build(model, shape, 10))
     with pytest.raises(ValueError, match="by 'some': expected one of all, turns, shares, features"):
         split(network(), nn.CrossEntropyLoss(), 2, "some")
-    with pytest.raises(ValueError, match=r"nothing that 40 ranks could share"):
+    with pytest.raises(ValueError, match="40 ranks"):
         split(network(), nn.CrossEntropyLoss(), 40, "all")
     layers = nn.Conv2d(1, 2, 3), nn.Residual(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"before a linear layer.*child 1 is Residual.*use all, turns or shares"):

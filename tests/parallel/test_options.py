@@ -193,10 +193,10 @@ def test_every_switch_and_every_option_without_a_default_can_be_taken_back(tmp_p
         file.write_text(text)
         with pytest.raises(OptionError, match=words):
             parse(["--config", str(file)])
-    with pytest.raises(OptionError, match=r"that run has --seed 5, given 0"):
+    with pytest.raises(OptionError, match="--seed 5"):
         (run / "config.json").write_text(json.dumps({"seed": 5}))
         parse(["--resume", str(run), "--seed", "0"])
-    with pytest.raises(OptionError, match=r"that run has --clip norm:1, given --no-clip: leave it out"):
+    with pytest.raises(OptionError, match="--clip norm:1"):
         (run / "config.json").write_text(json.dumps({"clip": "norm:1"}))
         parse(["--resume", str(run), "--no-clip"])
 

@@ -214,5 +214,5 @@ def test_wrong_numbers_are_refused():
         partition(FIVE, (2, 2), 1.0)
     with pytest.raises(ValueError, match="counting: expected one of paper, program, given 'book'"):
         partition(FIVE, 2, 1.0, counting="book")
-    with pytest.raises(ValueError, match="no plan for 5 layers on 2 workers fits into 3 bytes a worker"):
+    with pytest.raises(ValueError, match="3 bytes"):
         partition(FIVE, 2, 1.0, memory=3)

@@ -89,7 +89,7 @@ def test_messages_in_the_text_are_waited_for():
     assert check(read(LOWERED)).makespan == 9
     early = LOWERED.replace("0RECV_B1,", "").replace("0F0,", "0RECV_B1,0F0,")
     assert check(read(early)).makespan == 9
-    with pytest.raises(PipelineError, match="1F0 cannot run: it needs 1RECV_F0, which comes later on this rank"):
+    with pytest.raises(PipelineError, match=r"1F0.*1RECV_F0"):
         check(read(LOWERED.replace("1RECV_F0,1F0", "1F0,1RECV_F0")))
 
 

@@ -113,7 +113,7 @@ def test_a_replica_of_several_ranks_is_one_of_one_rank(comm, together):
     assert many.synchronize(1.0) == 1.0
     free(many)
     many = make(comm, "LocalSGD", every=3, **together)
-    with pytest.raises(nn.NonFiniteLoss, match=r"the input.*on rank 2"):
+    with pytest.raises(nn.NonFiniteLoss, match=r"input.*rank 2"):
         for i, (x, y, total) in enumerate(batches("mlp", many.shard)):
             if comm.rank >= 2 and i == 1:
                 x[0] = np.nan
@@ -377,7 +377,7 @@ def test_checkpoints_continue(comm, shared_tmp_path):
 def test_a_loss_that_is_not_finite_is_told_where_all_meet(comm):
     for name, options in STRATEGIES:
         many = make(comm, name, **options)
-        with pytest.raises(nn.NonFiniteLoss, match=r"the input.*on rank 1"):
+        with pytest.raises(nn.NonFiniteLoss, match=r"input.*rank 1"):
             for i, (x, y, total) in enumerate(batches("mlp", many.shard)):
                 if comm.rank == 1 and i == 1:
                     x[0] = np.nan
@@ -465,7 +465,7 @@ def test_what_cannot_be_is_refused(comm):
     refused("ParameterServer", "synchronous gradients have no delay", delay_compensation=True)
     from parallel import ReplicaError
 
-    with pytest.raises(ReplicaError, match="how replicas average"):
+    with pytest.raises(ReplicaError, match="average"):
         make(comm, "LocalSGD", every=1 + comm.rank)
 
 

@@ -246,7 +246,7 @@ def test_nor_on_workers_and_servers(comm):
         for servers, place in places:
             arguments = MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), communicator, 5
             if optimizer == "clipped" and servers > 1:
-                with pytest.raises(ValueError, match=r"ClipGlobalNorm.*needs norms of whole tensors"):
+                with pytest.raises(ValueError, match="ClipGlobalNorm"):
                     ParameterServer(*arguments, servers, place, shards=SHARDS)
                 continue
             many = ParameterServer(*arguments, servers, place, shards=SHARDS)
@@ -376,6 +376,6 @@ def test_ranks_that_disagree_on_the_shards_are_told(comm):
     from collectives import Communicator
     from parallel import DistributedDataParallel, ReplicaError
 
-    with pytest.raises(ReplicaError, match="disagree on the number of virtual shards: rank 0: 8, rank 1: 4"):
+    with pytest.raises(ReplicaError, match=r"virtual shards: .*8.*4"):
         arguments = mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm)
         DistributedDataParallel(*arguments, shards=[8, 4][comm.rank])

@@ -353,11 +353,11 @@ def test_bad_input_is_refused():
         QuasiNewton(weight_decay=0.1)
     with pytest.raises(ValueError, match="freeze nothing"):
         Sandblaster(network(), loss, QuasiNewton()).freeze("0")
-    with pytest.raises(ValueError, match="history must be at least 1"):
+    with pytest.raises(ValueError, match="history"):
         QuasiNewton(history=0)
     with pytest.raises(ValueError, match="chunk must be at least 1 sample, given 0"):
         Sandblaster(network(), loss, QuasiNewton(), chunk=0)
-    with pytest.raises(TypeError, match=r"train with parallel\.Sandblaster"):
+    with pytest.raises(TypeError, match=r"parallel\.Sandblaster"):
         nn.Trainer(network(), loss, QuasiNewton())
     for layer, header in ((nn.BatchNorm1d(6), "moves with every batch"), (nn.Dropout(0.5), "another function every")):
         with pytest.raises(ValueError, match=header):

@@ -260,7 +260,7 @@ def test_what_is_not_cut_would_drift_apart_if_it_were_not_dealt(comm):
     for batch in batches("mlp", many.shard):
         many.step(*batch)
     if comm.rank < 2:
-        with pytest.raises(ReplicaError, match=r"parameter \S+ on ranks \[1\] differs from rank 0's"):
+        with pytest.raises(ReplicaError, match=r"parameter.*\[1\]"):
             many.check_replicas()
     else:
         many.check_replicas()
@@ -276,7 +276,7 @@ def test_a_loss_that_is_not_finite_ends_all_ranks(comm):
         {"push": 3} | PIPELINE,
     ):
         many = make(comm, **options)
-        with pytest.raises(nn.NonFiniteLoss, match=r"the input.*on rank 2"):
+        with pytest.raises(nn.NonFiniteLoss, match=r"input.*rank 2"):
             for i, (x, y, total) in enumerate(batches("mlp", many.shard)):
                 if comm.rank in (2, 3) and i == 2:
                     x[0] = np.nan
@@ -327,7 +327,14 @@ def test_a_state_continues_with_statistics_in_parts_and_on_one_process(comm, tog
 
 
 @pytest.mark.mpi(ranks=5)
-@pytest.mark.parametrize("together", ["data=2,tensor=2", "data=2,pipeline=2", "pipeline=2,tensor=2"])
+@pytest.mark.parametrize(
+    "together",
+    [
+        "pipeline=2,tensor=2",
+        pytest.param("data=2,tensor=2", marks=pytest.mark.exhaustive),
+        pytest.param("data=2,pipeline=2", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_run_is_continued_on_another_mesh_and_by_another_strategy(comm, shared_tmp_path, together):
     """By the options: metrics, evaluation, checkpoints in parts."""
     from parallel.command.training_run import train as run

@@ -111,7 +111,7 @@ def test_a_manifest_that_was_cut_short_is_refused_by_name(tmp_path):
     text = (tmp_path / "manifest.json").read_text()
     for length in (0, 1, len(text) // 2, len(text) - 1):
         (tmp_path / "manifest.json").write_text(text[:length])
-        with pytest.raises(nn.CheckpointError, match=r"manifest\.json is not JSON"):
+        with pytest.raises(nn.CheckpointError, match=r"manifest\.json"):
             kept.load()
     for wrong in ("../step.npz", "a/b.npz", 7, "x"):
         entry = {"file": "step-00000001.npz", "named": False, "parts": [{"file": wrong, "sha256": ""}]}

@@ -276,7 +276,7 @@ def test_a_bad_sample_is_traced_and_nothing_hangs(comm):
     x = x.copy()
     x[2, 12, 3] = np.inf  # a row of the last rank
     before = {name: np.array(array) for name, array in many.state_items()}
-    with pytest.raises(nn.NonFiniteLoss, match=r"the input.*samples \[2\]"):
+    with pytest.raises(nn.NonFiniteLoss, match=r"input.*\[2\]"):
         many.step(x, y, total)
     assert all(np.array_equal(before[name], array) for name, array in many.state_items())
     many.close()

@@ -131,7 +131,7 @@ def test_a_bad_step_changes_nothing_and_is_traced(comm):
     for trainer in one, many:
         trainer.step(*good)
         before = {name: np.array(array) for name, array in trainer.state_items()}
-        with pytest.raises(nn.NonFiniteLoss, match=r"the input.*samples \[3\]"):
+        with pytest.raises(nn.NonFiniteLoss, match=r"input.*\[3\]"):
             trainer.step(x, y, total)
         after = dict(trainer.state_items())
         assert all(np.array_equal(before[name], after[name]) for name in before)
@@ -177,15 +177,15 @@ def test_ranks_that_disagree_are_told(comm):
     from collectives import Communicator
     from parallel import SpatialParallel, TensorParallel
 
-    with pytest.raises(ValueError, match="mesh: tensor 3 does not make 2 ranks"):
+    with pytest.raises(ValueError, match="tensor 3"):
         make(comm, 3)(language_model(), nn.CrossEntropyLoss(), nn.SGD(0.1))
     for build, network in (TensorParallel, language_model), (SpatialParallel, cnn):
         with pytest.raises(ValueError, match="ZeRO has the stages 1, 2 and 3, or 0 for nothing in shards; given 4"):
             build(network(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm), stage=4)
-    with pytest.raises(ReplicaError, match="ranks disagree on the optimizer"):
+    with pytest.raises(ReplicaError, match="optimizer"):
         make(comm)(language_model(), nn.CrossEntropyLoss(), nn.SGD(0.1 + comm.rank))
     many = make(comm)(language_model(), nn.CrossEntropyLoss(), nn.SGD(0.1))
     x, y, total = ids((0, 1))[0]
-    with pytest.raises(ValueError, match="ranks disagree on the size of the global batch"):
+    with pytest.raises(ValueError, match="global batch"):
         many.step(x, y, total + comm.rank)
     many.close()
