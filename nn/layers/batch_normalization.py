@@ -211,13 +211,13 @@ class BatchNorm2d(BatchNorm):
 def _wide(x, features: int) -> np.ndarray:
     """x as rows that hold several positions' channels each: long inner loops."""
     x = np.ascontiguousarray(x)
-    return x.reshape(-1, features * _positions(x.size // features, features))
+    return x.reshape(-1, features * _positions(x.size // features, features, WIDTH))
 
 
 @cache
-def _positions(count: int, features: int) -> int:
-    """The largest divisor of `count` that keeps a row within WIDTH."""
-    limit = min(count, max(1, WIDTH // features))
+def _positions(count: int, features: int, width: int) -> int:
+    """The largest divisor of `count` that keeps a row within `width`."""
+    limit = min(count, max(1, width // features))
     return next((n for n in range(limit, 1, -1) if count % n == 0), 1)
 
 

@@ -606,7 +606,7 @@ def test_race():
     for wrong, said in (({}, "needs runners"), ({"run": [1.0]}, "run: 1 measurements for 3 sizes")):
         with pytest.raises(ValueError, match=said):
             draw_race(wrong, 4, sizes)
-    with pytest.raises(ValueError, match=r"no network named 'moon': give a name .workstation"):
+    with pytest.raises(ValueError, match="'moon'"):
         draw_race({"mine": ring}, 4, sizes, network="moon")
 
 

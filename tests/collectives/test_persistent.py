@@ -137,7 +137,7 @@ def test_requests_that_are_active_freed_or_left_are_refused(comm, ranks):
             request.Wait()
     comm.barrier()
     for one in (request, other):
-        with pytest.raises(Aborted, match=r"rank 0 has aborted .*allreduce.*did not come"):
+        with pytest.raises(Aborted, match=r"rank 0.*allreduce"):
             one.Start()
             one.Wait()
     communicator.release()

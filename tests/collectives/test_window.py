@@ -274,7 +274,7 @@ def test_what_is_refused(window, comm):
     call = window.broadcast(x) if comm.rank else window.allreduce(None, x)
     with pytest.raises(ValueError, match=r"allreduce.*broadcast"):
         call()
-    with pytest.raises(ValueError, match=r"rank 0 calls empty\(\(4,\), '<f4'\), rank 1 calls empty\(\(5,"):
+    with pytest.raises(ValueError, match=r"empty\(\(4,.*empty\(\(5,"):
         window.empty(4 + comm.rank, "f4")
     for make in (window.empty, window.empty_common):
         with pytest.raises(ValueError, match=r"shape \(4, -1\): an array has no negative lengths"):

@@ -61,7 +61,7 @@ def test_hints_lead_to_what_works():
     ctx = trainer().ctx
     with pytest.raises(ValueError, match=r"given \(5, 7\): y\[\.\.\., None\]"):
         nn.MSELoss()(np.zeros((5, 7, 1)), np.zeros((5, 7)), 35, ctx)
-    with pytest.raises(ValueError, match=r"of one-hot rows these are y\.argmax\(axis=-1\)"):
+    with pytest.raises(ValueError, match=r"y\.argmax\(axis=-1\)"):
         trainer().step(X, np.eye(3, dtype=int)[Y])
     with pytest.raises(ValueError, match=r"y\[\.\.\., 0\] has that shape"):
         trainer().step(X, Y[:, None])

@@ -283,5 +283,5 @@ class Turned(nn.Linear):
 
 
 def test_a_product_of_the_transposed_shape_is_refused():
-    with pytest.raises(ShapeError, match=r"the gradient of W must have its shape \(6, 3\), given \(3, 6\)"):
+    with pytest.raises(ShapeError, match="gradient of W"):
         trainer(Turned(6, 3)).step(X, Y)

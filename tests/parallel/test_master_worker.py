@@ -118,7 +118,7 @@ def test_only_the_master_has_moments(comm):
     many.restore(before)
     assert many.steps == 0 and many.step(*history[0]) == first
     kept = comm.bcast({name: array.copy() for name, array in many.state_dict().items() if not name.endswith("1.W")})
-    with pytest.raises(ValueError, match="the checkpoint lacks"):
+    with pytest.raises(ValueError, match="lacks"):
         many.load_state_dict(kept)
 
 
@@ -191,5 +191,5 @@ def test_the_state_is_the_masters(comm):
     for trainer in many, again:
         train(trainer, "mlp", steps=2)
     assert again.digest() == many.digest() and again.steps == many.steps
-    with pytest.raises(ValueError, match="the checkpoint lacks"):
+    with pytest.raises(ValueError, match="lacks"):
         again.load_state_dict({})

@@ -395,7 +395,7 @@ def test_what_cannot_be(comm):
         dream(comm, mlp(), nn.SGD(0.1), replicas=(1.0, 1.0))
     with pytest.raises(ValueError, match="mini_batches"):
         dream(comm, mlp(), nn.SGD(0.1), mini_batches=0)
-    with pytest.raises(ValueError, match="overlap 'late': expected one of auto, thread, poke, none"):
+    with pytest.raises(ValueError, match="overlap 'late'"):
         dream(comm, mlp(), nn.SGD(0.1), bucketing={"bucket": 1, "first_bucket": 1, "overlap": "late"})
     with pytest.raises(ValueError, match="statistics over all ranks need all at one step"):
         dream(comm, cnn(synchronized=True), nn.SGD(0.1), replicas=(2,))

@@ -121,11 +121,12 @@ def time_pipeline(
     quick : by the closed form, however few actions there are
     tensor : on a topology, whose ranks are all of the mesh: ranks of a stage, that send a part of a message each
     """
-    return _timed(schedule, tuple(stages), micro_batches, network, recompute, quick, tensor)
+    limits = CLOCKED, 0 if quick else WALKED
+    return _timed(schedule, tuple(stages), micro_batches, network, recompute, tensor, *limits)
 
 
 @lru_cache(4096)
-def _timed(schedule, stages, micro_batches, network, recompute, quick, tensor) -> Timed:
+def _timed(schedule, stages, micro_batches, network, recompute, tensor, clocked, walked) -> Timed:
     if schedule not in TIMED:
         raise ValueError(f"schedule {schedule!r}: expected one of {', '.join(TIMED)}")
     chunks = CHUNKS.get(schedule, 1)
@@ -135,7 +136,7 @@ def _timed(schedule, stages, micro_batches, network, recompute, quick, tensor) -
     home = ranks_of_stages(schedule, len(stages))
     hop = max((_hop(network, ranks, stage.input, tensor) for stage in stages[1:]), default=0.0)
     sent = _sent(stages, home, micro_batches)
-    if quick or actions > WALKED:
+    if actions > walked:
         seconds = closed_form(schedule, stages, micro_batches, recompute) + 2 * (len(stages) - 1) * hop
         seconds = max(seconds, micro_batches * hop)  # of what one link carries each way
         return Timed(seconds, _held(schedule, stages, micro_batches, home, recompute, None), sent, "closed form")
@@ -145,7 +146,7 @@ def _timed(schedule, stages, micro_batches, network, recompute, quick, tensor) -
     for stage in stages:
         seconds = max(stage.forward, LEAST), max(stage.input_gradient, LEAST), stage.weight_gradient
         costs.append(Stage(*seconds, max(1, round(stage.input)), 1, 1, recompute))  # no message is left out
-    if actions <= CLOCKED and ranks > 1:
+    if actions <= clocked and ranks > 1:
         program = lower(order, costs, hop, as_run=True)
         rounds, size = lambda rank, size, count: iter(program[rank]), ranks
         if network.topology:
