@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import PATIENCE
 
-from parallel.testing.grade import reason
+from parallel.testing.grade import Collector, Criterion, page, reason
 
 ROOT = Path(__file__).parents[2]
 SOLUTIONS, STARTERS = ROOT / "tests" / "projects", ROOT / "notebooks" / "projects"
@@ -119,6 +119,55 @@ def test_a_folder_without_the_file_is_refused(tmp_path):
 def test_a_submission_does_not_run_in_the_process_that_gives_points(tmp_path):
     (tmp_path / "pipeline.py").write_text("import os\n\nos._exit(0)\n")
     assert sum(given for given, _ in graded("pipeline", tmp_path, tmp_path).values()) == 0
+
+
+@pytest.mark.exhaustive
+def test_a_submission_that_hangs_is_stopped_and_its_cases_are_named(tmp_path):
+    (tmp_path / "pipeline.py").write_text("while True:\n    pass\n")
+    out = tmp_path / "points.json"
+    command = [sys.executable, ROOT / "scripts" / "grade.py", "pipeline", tmp_path]
+    command += ["--case-seconds", "2", "--json", out]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path, env=clean())
+    result = json.loads(out.read_text())
+    cases = [case for row in result["criteria"] for case in row["cases"].items()]
+    names = [name for name, why in cases if why.startswith("no end within")]
+    assert result["stopped"] == f"stopped: the first cases hang ({', '.join(names)})" and len(names) == 3
+    assert "pipeline.py:2" in next(iter(result["criteria"][0]["cases"].values())), "where it hangs"
+    assert f"**{result['stopped']}**" in done.stdout
+
+
+def reported(collector, name, text):
+    """Report a case of `collector` as failed with this text; "" for passed."""
+    collector.owner.setdefault(name, collector.criteria.setdefault("all", Criterion("all", 10)))
+    outcome = {"passed": not text, "failed": bool(text), "when": "call", "longrepr": text, "nodeid": name}
+    collector.pytest_runtest_logreport(SimpleNamespace(**outcome))
+
+
+HANG = "no end within 20 s; ranks 0, 1/2 were in the test, at pipeline.py:33\nsome traceback\nits last line"
+
+
+def test_a_case_that_hangs_after_others_passed_does_not_end_the_grading():
+    collector = Collector()
+    collector.session = SimpleNamespace(shouldstop="")
+    for name in "abcd":
+        reported(collector, name, HANG if name != "a" else "")
+    assert not collector.session.shouldstop and collector.hung == ["b", "c", "d"]
+    assert collector.criteria["all"].cases["b"] == HANG.splitlines()[0]
+    collector.end = 0.0
+    reported(collector, "e", "")
+    assert collector.stopped == "stopped: the time for all cases is over; hung have b, c, d"
+    assert f"**{collector.stopped}**" in page("pipeline", list(collector.criteria.values()), collector.stopped)
+
+
+def test_cases_have_less_time_after_one_that_hangs():
+    collector, mark = Collector(), SimpleNamespace(kwargs={})
+    item = SimpleNamespace(nodeid="a", get_closest_marker=lambda name: mark)
+    collector.session = SimpleNamespace(shouldstop="", items=[item])
+    collector.pytest_runtest_logstart("a")
+    assert mark.kwargs["timeout"] == 20.0
+    reported(collector, "a", HANG)
+    collector.pytest_runtest_logstart("a")
+    assert mark.kwargs["timeout"] == 5.0
 
 
 def test_what_graders_need_is_installed_with_the_course():
