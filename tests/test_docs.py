@@ -98,6 +98,21 @@ def test_the_page_for_users_of_other_libraries_runs_and_names_what_exists(tmp_pa
             place = getattr(place, part)
 
 
+def test_the_program_for_ranks_of_that_page_runs(tmp_path):
+    code, output = next(
+        (text, shown)
+        for (language, text), (_, shown) in itertools.pairwise(blocks("howto/from_pytorch.md"))
+        if language == "py"
+    )
+    (tmp_path / "ddp.py").write_text(code)
+    start = (
+        f"import sys; from parallel.launch import launcher; sys.exit(launcher.run([{str(tmp_path / 'ddp.py')!r}], 2))"
+    )
+    command = [sys.executable, "-c", start]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, output), done.stderr
+
+
 def test_the_gradient_check_of_the_how_to_sees_a_wrong_layer():
     """The control: without the mask in backward the layer of the page is refused."""
     import nn
