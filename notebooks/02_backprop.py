@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 2. Backpropagation: four equations
 #
-# A neural network learns by asking one question about each of its weights: *if I made you a little larger, would the
-# result get better or worse, and how fast?* The answer is a derivative. Backpropagation is the way to get all of
-# these derivatives, thousands or billions, for about the price of two more evaluations of the network.
+# To learn, a neural network needs the answer to one question about each of its weights: *if this weight were a little
+# larger, would the result get better or worse, and how fast?* The answer is a derivative. Backpropagation computes all
+# of these derivatives, thousands or billions, for about the price of two more evaluations of the network.
 #
 # In this notebook you
 #
@@ -30,7 +30,6 @@
 # %%
 import time
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
@@ -89,29 +88,13 @@ print("output:", a2.round(2))
 print("wanted:", y.astype(int))
 
 
-# %%
-def draw_network():
-    """The sample, what the hidden neurons make of it, and the ten outputs."""
-    _, axes = plt.subplots(1, 3, figsize=(10, 2.6), width_ratios=(1, 2, 1.6))
-    axes[0].imshow(x.reshape(8, 8))
-    axes[0].set_title("$a^0$: 64 pixels")
-    axes[0].axis("off")
-    axes[1].bar(range(HIDDEN), a1, color=checks.BLUE)
-    axes[1].set(title="$a^1$: 30 hidden neurons", xlabel="neuron", ylim=(0, 1))
-    axes[2].bar(np.arange(OUTPUTS) - 0.2, y, 0.4, color=checks.PALE, ec=checks.GREY, label="wanted")
-    axes[2].bar(np.arange(OUTPUTS) + 0.2, a2, 0.4, color=checks.ORANGE, label="is")
-    axes[2].set(title="$a^2$: 10 outputs", xlabel="digit", ylim=(0, 1.3), xticks=range(OUTPUTS))
-    axes[2].legend(ncols=2)
-    plt.show()
-
-
-draw_network()
+exercise.draw_network(x, a1, a2, y)
 
 # %% [markdown]
-# The weights are random, so the outputs are, too. The two loops are a vector times a matrix: $z = a\,W + b$. And if we
-# put many samples into one matrix, **a row a sample**, then the same line computes all of them. That is how `nn` and
-# this notebook have it. (Many books write a column a sample, and $z = W a + b$: their $W$ is the transpose of ours.
-# Nothing else differs.)
+# The weights are random, and so are the outputs. The two loops are a vector times a matrix: $z = a\,W + b$. And if we
+# put many samples into one matrix, **a row a sample**, then the same line computes all of them. `nn` and this notebook
+# do it this way. (Many books write a column a sample, and $z = W a + b$: their $W$ is the transpose of ours. Nothing
+# else differs.)
 
 
 # %%
@@ -155,31 +138,17 @@ def slow_derivative(parameter, index, eps=1e-5):
 
 print("dC/dW2[3, 7] is about", slow_derivative(W2, (3, 7)))
 
-values, before = np.linspace(-12, 12, 200), W2[3, 7]
-costs = []
-for W2[3, 7] in values:
-    costs.append(cost(x, y, W1, b1, W2, b2))
-W2[3, 7] = before
-slope, height = slow_derivative(W2, (3, 7)), cost(x, y, W1, b1, W2, b2)
-near = before + np.array([-7, 7])
-_, ax = plt.subplots(figsize=(6.4, 2.8))
-ax.plot(values, costs, color=checks.BLUE, label="the cost, while one weight of 2,260 changes")
-ax.plot(near, height + slope * (near - before), "--", color=checks.RED, label=f"its slope here: {slope:.4f}")
-ax.plot(before, height, "o", ms=8, color=checks.RED)
-ax.set(title="One weight is turned, the others stay", xlabel="$W^2_{3,7}$", ylabel="cost of this sample")
-ax.legend()
-plt.show()
+exercise.draw_one_weight(W2, cost, x, y, W1, b1, b2, slow_derivative)
 
 # %% [markdown]
 # ## 3. The four equations
 #
-# The trick is to ask first for a derivative that nobody wants: that with respect to the weighted inputs,
+# The trick is to compute another derivative first, that with respect to the weighted inputs,
 #
 # $$ \delta^l_j = \frac{\partial C}{\partial z^l_j} , $$
 #
-# the **error** of neuron $j$ in layer $l$: how fast the cost grows if this neuron gets a little more input.
-# Everything that happens to the cost because of this neuron's weights happens through $z^l_j$, so all else follows
-# from it.
+# the **error** of neuron $j$ in layer $l$: how fast the cost grows if this neuron gets a little more input. The
+# neuron's weights and bias change the cost only through $z^l_j$, so their derivatives follow from it.
 #
 # **(1) The last layer.** $z_j$ acts on $C$ only through $a_j = \sigma(z_j)$. The chain rule, and
 # $\partial C/\partial a_j = a_j - y_j$:
@@ -187,7 +156,7 @@ plt.show()
 # $$ \delta^L_j = (a^L_j - y_j)\, \sigma'(z^L_j) . $$
 #
 # **(2) One layer down.** $z^l_k$ acts on the cost only through the neurons $j$ of the next layer, and on each of them
-# by $z^{l+1}_j = \sum_k \sigma(z^l_k) W_{kj} + b_j$, whose derivative is $\sigma'(z^l_k) W_{kj}$. Add up all ways:
+# by $z^{l+1}_j = \sum_k \sigma(z^l_k) W_{kj} + b_j$, whose derivative is $\sigma'(z^l_k) W_{kj}$. Sum over all of them:
 #
 # $$ \delta^l_k = \sigma'(z^l_k) \sum_j W^{l+1}_{kj}\, \delta^{l+1}_j . $$
 #
@@ -202,7 +171,7 @@ plt.show()
 #
 # $$ \frac{\partial C}{\partial W^l_{kj}} = a^{l-1}_k\, \delta^l_j : $$
 #
-# what came in at one end of the weight, times the error at the other end.
+# the activation at one end of the weight, times the error at the other end.
 #
 # One thing is left: $\sigma'$. From $\sigma(z) = 1/(1+e^{-z})$ follows $\sigma'(z) = \sigma(z)\,(1-\sigma(z)) =
 # a\,(1-a)$. So we need not keep $z$: the activation is enough.
@@ -255,7 +224,7 @@ print("dC/dW1[20, 5] backprop:", gW1[20, 5], "  slow way:", slow_derivative(W1, 
 # \end{aligned}
 # $$
 #
-# The matrix product in (4) adds up the samples by itself: its sum runs over the rows.
+# The matrix product in (4) sums over the samples, since its sum runs over the rows.
 #
 # **Exercise 1.** Write them. The check compares with the loops above, sample by sample.
 
@@ -341,7 +310,7 @@ def backward_deep(y, weights, activations):
 exercise.check_deep(backward_deep)
 
 # %% [markdown]
-# What has it cost? Both ways, for all 2,260 derivatives of the batch:
+# What does it cost? Here are both ways, for all 2,260 derivatives of the batch:
 
 # %%
 begin = time.perf_counter()
@@ -354,15 +323,7 @@ for _ in range(20):
 count = W1.size + b1.size + W2.size + b2.size
 slow = (time.perf_counter() - begin) / 20 * 2 * count
 
-_, ax = plt.subplots(figsize=(7, 1.9))
-bars = ax.barh(
-    ["backpropagation", "one by one"], [1e3 * fast, 1e3 * slow], color=[checks.GREEN, checks.RED], height=0.6
-)
-ax.bar_label(bars, [f"{1e3 * fast:.2f} ms", f"{1e3 * slow:,.0f} ms, {slow / fast:,.0f} times as much"], padding=4)
-ax.set(title="Two ways to the same numbers", xlabel="milliseconds for all derivatives of 32 samples")
-ax.set(xscale="log", xlim=(None, 1e5 * fast * 1e3))
-ax.invert_yaxis()
-plt.show()
+exercise.draw_times(fast, slow)
 
 # %% [markdown]
 # ## 5. The same in `nn`
@@ -431,37 +392,8 @@ def delta_of_cross_entropy(a, y):
 
 
 # %%
-def slow_delta(z, y, eps=1e-5):
-    """dC/dz by central difference."""
-
-    def cross_entropy(z):
-        return -np.sum(y * np.log(sigma(z)) + (1 - y) * np.log(1 - sigma(z)))
-
-    return np.array([(cross_entropy(z + eps * e) - cross_entropy(z - eps * e)) / (2 * eps) for e in np.eye(len(z))])
-
-
-def draw_deltas(got, want):
-    """Over z, for an output that should be 1."""
-    _, ax = plt.subplots(figsize=(6.4, 2.8))
-    ax.plot(z, want[: len(z)], color=checks.GREY, lw=5, alpha=0.6, label="wanted")
-    ax.plot(z, got[: len(z)], color=checks.RED, label="yours")
-    ax.set(xlabel="weighted input z of an output that should be 1", ylabel="$\\delta$")
-    ax.legend()
-
-
-z = np.linspace(-5, 5, 21)
-both, targets = np.concatenate([z, z]), np.repeat([1.0, 0.0], len(z))
-got = checks.call(delta_of_cross_entropy, sigma(both), targets)
-checks.same(got, slow_delta(both, targets), "delta", tolerance=1e-6, draw=draw_deltas)
-checks.right("and nothing is left of sigma'")
-
-_, ax = plt.subplots(figsize=(6.4, 2.8))
-ax.plot(z, -np.asarray(delta_of_cross_entropy(sigma(z), np.ones_like(z))), color=checks.BLUE, label="cross-entropy")
-ax.plot(z, -(sigma(z) - 1) * sigma(z) * (1 - sigma(z)), color=checks.RED, label="quadratic")
-ax.set(title="How hard a wrong output is pushed", xlabel="weighted input z of an output that should be 1")
-ax.set(ylabel="$-\\delta$: the push up")
-ax.legend()
-plt.show()
+exercise.check_delta(delta_of_cross_entropy)
+exercise.draw_push(delta_of_cross_entropy)
 
 # %% [markdown]
 # On the far left the output is as wrong as it can be. Cross-entropy pushes with full force; the quadratic cost hardly
@@ -470,10 +402,10 @@ plt.show()
 # %% [markdown]
 # ## 6. Is a gradient right?
 #
-# A wrong derivative does not crash. The network often learns all the same, only worse, so that nobody notices.
-# Therefore every layer of `nn` is tested against the definition of the derivative. The slow way of section 2
-# would test one parameter at a time. It is enough to test **one random direction** over all parameters together: for
-# a vector $d$ of length 1,
+# A wrong derivative does not crash. The network often still learns, only worse, and the error stays unnoticed.
+# Therefore every layer of `nn` is tested against the definition of the derivative. The slow way of section 2 would test
+# one parameter at a time. It is enough to test **one random direction** over all parameters together: for a vector $d$
+# of length 1,
 #
 # $$ \frac{C(w + \varepsilon d) - C(w - \varepsilon d)}{2 \varepsilon} \;\approx\; \nabla C \cdot d . $$
 #
@@ -532,24 +464,17 @@ delta1 = delta2 @ W2.T
 wrong_views[2].W[...], wrong_views[2].b[...] = a1.T @ delta2, delta2.sum(axis=0)
 wrong_views[0].W[...], wrong_views[0].b[...] = batch.T @ delta1, delta1.sum(axis=0)
 
-steps = np.logspace(-11, 0, 45)
-figure, ax = plt.subplots(figsize=(6.4, 3))
-ax.loglog(
-    steps, [directional_error(wrong, eps) for eps in steps], ".-", color=checks.RED, label="(2) without $\\sigma'$"
-)
-ax.loglog(steps, [directional_error(gradients, eps) for eps in steps], ".-", color=checks.BLUE, label="backprop")
-ax.set(title="Backprop against differences", xlabel=r"step $\varepsilon$", ylabel="relative error")
-ax.legend()
-plt.show()
+exercise.draw_steps(directional_error, wrong, gradients)
 
 print(f"at 1e-5: backprop {directional_error(gradients, 1e-5):.0e}, wrong {directional_error(wrong, 1e-5):.0e}")
 assert directional_error(gradients, 1e-5) < 1e-7
 assert directional_error(wrong, 1e-5) > 1e-2
 
 # %% [markdown]
-# The blue V has both errors: rounding on the left, curvature on the right. The red line is wrong at any step. This is
-# what `nn.gradcheck` does with any layer, its input included. A layer of your own needs three methods, or fewer if it
-# is almost one that there is. Here is a sigmoid whose derivative was "simplified" from $y(1-y)$ to $y$:
+# The blue V shows both errors: rounding on the left, curvature on the right. The red gradient is wrong at every step.
+# This is what `nn.gradcheck` does with any layer, its input included. A layer of your own needs three methods, or fewer
+# if it inherits from a layer that is nearly the same. Here is a sigmoid whose derivative was "simplified" from $y(1-y)$
+# to $y$:
 
 
 # %%
@@ -585,33 +510,12 @@ class Softsign(nn.Layer):
 
 
 # %%
-def draw_backward(layer):
-    """What backward says, and the slope of what forward computes."""
-    at, network = np.linspace(-4, 4, 81), nn.Network(layer, in_shape=(81,), dtype=np.float64)
-    ctx, p, g = network.context(), network.layout.views(np.zeros(0)), network.layout.views(np.zeros(0))
-    y, saved = network.forward(p, at[None], ctx)
-    _, ax = plt.subplots(figsize=(6.4, 2.8))
-    ax.plot(at, y[0], color=checks.GREY, label="forward")
-    ax.plot(at, np.gradient(y[0], at), color=checks.GREY, lw=5, alpha=0.5, label="its slope")
-    ax.plot(at, network.backward(p, g, np.ones((1, 81)), saved, ctx)[0], color=checks.RED, label="backward of ones")
-    ax.set(title="Is backward the slope of forward?", xlabel="input", ylabel="output, slope")
-    ax.legend()
-
-
-error = checks.call(nn.gradcheck, Softsign(), inputs)
-checks.expect(
-    error < 1e-6,
-    f"backward is not the derivative of forward: along a random direction they differ by {error:.0e}, relatively.",
-    lambda: draw_backward(Softsign()),
-)
-checks.right(f"gradcheck says {error:.0e}")
-draw_backward(Softsign())
-plt.show()
+exercise.check_layer(Softsign(), inputs)
 
 # %% [markdown]
 # **Exercise 6.** A loss has a gradient, too. The *Huber* loss is quadratic for small errors $e = z - y$ and linear for
-# large ones, so that a single wild measurement does not pull everything to itself: $\frac12 e^2$ where $|e| \le 1$,
-# else $|e| - \frac12$. Its derivative with respect to $z$?
+# large ones, so that a single outlier does not dominate the gradient: $\frac12 e^2$ where $|e| \le 1$, else $|e| -
+# \frac12$. Its derivative with respect to $z$?
 
 
 # %%
@@ -629,20 +533,12 @@ def huber_gradient(e):
 
 
 # %%
-e = np.linspace(-3, 3, 61)
-huber = lambda e: np.where(np.abs(e) <= 1, 0.5 * e**2, np.abs(e) - 0.5)
-checks.same(checks.call(huber_gradient, e), (huber(e + 1e-6) - huber(e - 1e-6)) / 2e-6, "the gradient", tolerance=1e-5)
-output, target = rng.standard_normal((4, 3)) * 2, rng.standard_normal((4, 3))
-loss, gz = nn.HuberLoss()(output, target, 4, network.context())
-got = checks.call(huber_gradient, output - target) / 12
-checks.same(got, gz, "the gradient of the mean over 4 samples of 3 outputs")
-checks.right("the same as nn.HuberLoss")
+exercise.check_huber(huber_gradient)
 
 # %% [markdown]
-# **To try further.** Start with all weights 0: why does nothing good come of it? (What do the hidden neurons have in
-# common, now and after a step?) Put in a layer without a
-# squashing function at the end: which line changes? How does the V of the
-# gradient check look in float32, and where is its lowest point?
+# **To try further.** Start with all weights 0: why does the network not learn? (What do the hidden neurons have in
+# common, before and after a step?) Leave out the sigmoid at the end: which line changes? How does the V of the gradient
+# check look in float32, and where is its lowest point?
 #
 # Next: `03_digits`, where this network learns to read.
 #

@@ -13,9 +13,8 @@
 # # 4. Convolution: loops, im2col, Winograd, and what it costs
 #
 # The network of the last notebook does not know that pixels have neighbours. Shift a digit by one pixel, and every
-# weight meets a pixel that it has never been trained for. A **convolution** looks for the same small pattern at every
-# place. It is the layer in which image networks spend nearly all of their time, so here we also see how that time is
-# made small:
+# weight gets a pixel that it was not trained for. A **convolution** looks for the same small pattern at every place.
+# Image networks spend nearly all of their time in this layer, so this notebook also shows how to make it fast:
 #
 # 1. what it computes, by seven loops;
 # 2. what it costs: multiplications and weights, counted;
@@ -28,13 +27,12 @@
 import time
 from itertools import product
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
 import exercises.convolution as exercise
 import nn
-from nn.analysis import pictures, workload
+from nn.analysis import pictures
 from nn.layers import winograd
 
 # %matplotlib inline
@@ -48,15 +46,15 @@ print(x_train.shape)
 # %% [markdown]
 # ## A filter
 #
-# Take a patch of 3 x 3 pixels, nine weights, and add up their products: one number, large where the patch looks like
-# the weights. Do it at every place, and the numbers are an image again, a **feature map**: *where* is the pattern?
+# Multiply a patch of 3 x 3 pixels by nine weights and add up the products: the sum is large where the patch looks like
+# the weights. Done at every place, the sums are an image again, a **feature map**: it shows *where* the pattern is.
 #
 # $$ y_{ij} = \sum_{u=0}^{2} \sum_{v=0}^{2} x_{i+u,\; j+v}\, w_{uv} . $$
 #
 # A real layer has several input channels $c$ (which are added up, too) and several filters $k$ (each gives one output
 # channel). Axes here and in `nn`: images `x[n, i, j, c]`, weights `w[u, v, c, k]`.
 #
-# **Exercise 1.** Seven loops; write what stands in the innermost.
+# **Exercise 1.** Write the statement inside the seven loops.
 
 
 # %%
@@ -104,26 +102,14 @@ bank = np.stack(list(filters.values()), axis=-1)[:, :, None, :]
 shown = x_train[[3, 15, 1]]
 maps = by_loops(np.pad(shown, ((0, 0), (1, 1), (1, 1), (0, 0))), bank)
 
-fig, axes = plt.subplots(3, 5, figsize=(9, 5.6))
-for row, image in enumerate(shown):
-    axes[row, 0].imshow(image[..., 0])
-    for k, (name, weights) in enumerate(filters.items()):
-        axes[row, k + 1].imshow(maps[row, ..., k], cmap="RdBu", vmin=-4, vmax=4)
-        if row == 0:
-            axes[0, k + 1].set_title(name, loc="center", fontsize=10)
-            inset = axes[0, k + 1].inset_axes((0.66, 0.66, 0.34, 0.34))
-            inset.imshow(weights, cmap="RdBu", vmin=-3, vmax=3)
-            inset.set(xticks=[], yticks=[])
-for ax in axes.flat:
-    ax.axis("off")
-plt.show()
+exercise.draw_maps(shown, filters, maps)
 
 # %% [markdown]
 # ## What it costs
 #
 # Every output is a sum of $K_h K_w C$ products, and there are $N H' W' K$ outputs ($H'$, $W'$: the size of the output).
-# One product and its addition is a **MAC**, a multiply-accumulate. Weights there are only $K_h K_w C K$: each is used
-# $H' W'$ times an image. That is the bargain: *few weights, much work.* A fully connected layer uses each weight once.
+# One product and its addition is a **MAC**, a multiply-accumulate. There are only $K_h K_w C K$ weights, and each is
+# used $H' W'$ times for an image: *few weights, much work.* A fully connected layer uses each weight once.
 #
 # **Exercise 2.** Count both for a layer whose zeros around the image (padding) keep its size.
 
@@ -178,26 +164,10 @@ def output_size(size, kernel, stride, padding):
 exercise.check_size(output_size)
 
 # %% [markdown]
-# Where do the weights and the work of whole networks lie? Two classics, layer by layer:
+# Where are the weights and the work of whole networks? Here are two classics, layer by layer:
 
 # %%
-fig, axes = plt.subplots(1, 2, figsize=(11.5, 4.2))
-for ax, (name, shape) in zip(axes, (("alexnet", (227, 227, 3)), ("vgg16", (224, 224, 3))), strict=True):
-    rows = [r for r in workload.count(nn.models.build(name, shape, 1000)) if r.weights]
-    conv = ["Conv" in type(r.layer).__name__ for r in rows]
-    for side, values in ((-1, [r.weights for r in rows]), (1, [r.forward for r in rows])):
-        share = 100 * side * np.array(values) / sum(values)
-        ax.barh(range(len(rows)), share, color=[checks.BLUE if c else checks.ORANGE for c in conv])
-    macs, weights = sum(r.forward for r in rows), sum(r.weights for r in rows)
-    ax.axvline(0, color=checks.INK, lw=1)
-    ax.invert_yaxis()
-    ax.set(title=f"{name}: {weights / 1e6:.0f} M weights, {macs / 1e9:.1f} G MACs", yticks=[], xlim=(-80, 40))
-    ax.set_xticks([-75, -50, -25, 0, 25], ["75%", "50%", "25% of the weights", "", "25% of the MACs"], fontsize=8)
-    ax.set_ylabel("layers, from the image to the answer")
-for colour, name in ((checks.BLUE, "convolution"), (checks.ORANGE, "fully connected")):
-    axes[1].bar(0, 0, color=colour, label=name)
-axes[1].legend(loc="lower right")
-plt.show()
+exercise.draw_networks()
 
 # %% [markdown]
 # The weights are all in the last layers, the work is all in the first ones. Remember this picture: it decides how such
@@ -205,15 +175,15 @@ plt.show()
 #
 # ## im2col: the loops as a matrix product
 #
-# A product of large matrices is the one thing that computers do at full speed. So write down, for every place, its
-# patch as a **row**: a matrix of $N H' W'$ rows and $K_h K_w C$ columns. The weights, laid flat, are a matrix of $K_h
-# K_w C$ rows and $K$ columns. Their product is the convolution.
+# Computers multiply large matrices at full speed. So write the patch of every place as a **row**: a matrix of $N H' W'$
+# rows and $K_h K_w C$ columns. The weights, laid flat, are a matrix of $K_h K_w C$ rows and $K$ columns. Their product
+# is the convolution.
 
 # %%
 pictures.im2col(np.arange(20.0).reshape(4, 5), (3, 3), row=0)
 
 # %% [markdown]
-# Pixel 7 stands in all six rows. That is the price: inside a larger image, every pixel is copied nine times.
+# Pixel 7 is in all six rows. That is the price: inside a larger image, every pixel is copied nine times.
 #
 # **Exercise 4.** NumPy can show all patches without copying anything: `sliding_window_view(x, (KH, KW), axis=(1, 2))`
 # has the axes `[n, i, j, c, u, v]`. Put the last three in the order of the weights, and make two matrices of it.
@@ -243,9 +213,9 @@ checks.same(checks.call(by_im2col, x, w), by_loops(x, w), "y by im2col")
 checks.right("one matrix product instead of seven loops")
 
 # %% [markdown]
-# (If yours was nearly right, the order of the axes was not that of the weights: numbers meet the wrong weights, and
-# nothing complains.) `nn` does the same, with one more thought: the matrix is never made as a whole. A piece of it that
-# fits into the cache is filled and multiplied at once (`nn/layers/im2col.py`).
+# (A common mistake: the order of the axes is not that of the weights. Then numbers are multiplied by the wrong weights,
+# and no error is raised.) `nn` does the same, but never makes the whole matrix: it fills a piece that fits into the
+# cache, and multiplies it at once (`nn/layers/im2col.py`).
 #
 # ## Winograd: fewer multiplications
 #
@@ -260,8 +230,8 @@ checks.right("one matrix product instead of seven loops")
 #    m_3 = (d_2 - d_1)\, \tfrac{g_0 - g_1 + g_2}{2}, \quad
 #    m_4 = (d_1 - d_3)\, g_2 . $$
 #
-# What stands on the right of each is made once for the filter and used at every place. **Exercise 5.** Put $y_0$ and
-# $y_1$ together from the four products, with additions only. (Write out $m_2 + m_3$ and $m_2 - m_3$ first.)
+# The right factor of each product is computed once for the filter and used at every place. **Exercise 5.** Put $y_0$
+# and $y_1$ together from the four products, with additions only. (Write out $m_2 + m_3$ and $m_2 - m_3$ first.)
 
 
 # %%
@@ -287,14 +257,14 @@ for _ in range(5):
 checks.right("four multiplications do what six did")
 
 # %% [markdown]
-# It is more than a trick: a sum like this is a product of polynomials, and a polynomial is settled by its values at
-# enough points. Evaluate both at the points ($B^{\mathsf T}$ and $G$), multiply value by value, and come back
+# The general method: a sum like this is a product of polynomials, and a polynomial is determined by its values at
+# enough points. Evaluate both at the points ($B^{\mathsf T}$ and $G$), multiply the values, and interpolate
 # ($A^{\mathsf T}$). In two dimensions with a kernel of 3 x 3 and tiles of 4 x 4 outputs:
 #
 # $$ Y = A^{\mathsf T} \big[\, (G\, w\, G^{\mathsf T}) \odot (B^{\mathsf T} x\, B) \,\big] A , $$
 #
 # 36 multiplications for 16 outputs, where the definition has 144. Why not larger tiles? They need more points, the
-# matrices get wilder, and rounding grows:
+# entries of the matrices grow, and so does the rounding error:
 
 # %%
 A, B, G = winograd.cook_toom(4, 3)  # the library's, for 4 outputs and 3 weights: six points
@@ -329,13 +299,7 @@ for m in tiles:
     saved.append(9 * m * m / (m + 2) ** 2)
     errors.append(np.sqrt(np.mean(np.square(off))))
 
-fig, (left, right) = plt.subplots(1, 2, figsize=(9.5, 2.9))
-left.bar(list(map(str, tiles)), saved, color=checks.BLUE, width=0.6)
-left.bar_label(left.containers[0], [f"{s:.2f}" for s in saved])
-left.set(title="multiplications of the definition, for each that is left", xlabel="outputs along a tile", ylim=(0, 7))
-right.bar(list(map(str, tiles)), errors, color=checks.RED, width=0.6)
-right.set(title="rounding error in float32", xlabel="outputs along a tile", yscale="log")
-plt.show()
+exercise.draw_tiles(tiles, saved, errors)
 
 # %% [markdown]
 # Some libraries go on to tiles of 6 x 6 outputs, where the error is larger still. `nn` stops at 4 x 4, with points that
@@ -379,18 +343,12 @@ rates = {
 }
 a = rng.standard_normal((1024, 1024)).astype(np.float32)
 rates["a large matrix\nproduct"] = rate(lambda: a @ a, 1024**3, 5)
-fig, ax = plt.subplots(figsize=(8.5, 2.8))
-ax.set_title("What a core gets done, by the way it is written")
-bars = ax.barh(list(rates), list(rates.values()), color=[checks.RED, checks.ORANGE, checks.GREEN, checks.GREY])
-ax.bar_label(bars, [f"{value:,.4f}" if value < 0.1 else f"{value:.0f}" for value in rates.values()], padding=4)
-ax.set(xscale="log", xlabel=f"billion MACs a second: {N} images of {size} x {size}, {C} channels", xlim=(1e-4, 1e4))
-ax.invert_yaxis()
-plt.show()
+exercise.draw_race(rates, N, size, C)
 assert np.abs(network.forward(p, x, ctx)[0] - by_im2col(padded, p.W)).max() < 1e-2
 
 # %% [markdown]
-# Between the first bar and the third are five powers of ten, and they compute the same. Nothing in this course is worth
-# more than knowing which bar one stands on.
+# The first bar and the third differ by five powers of ten, and they compute the same. Always know which of these bars
+# your own code is.
 #
 # ## Backward
 #
@@ -498,33 +456,17 @@ def shifted(images, pixels):
 
 
 shifts = range(4)
-fig, (left, right) = plt.subplots(1, 2, figsize=(10, 2.9), width_ratios=(1.2, 1))
-strip = np.concatenate([shifted(x_validation[:1], s)[0, ..., 0] for s in shifts], axis=1)
-right.imshow(strip)
-right.axis("off")
-right.set_title("shifted by 0, 1, 2 and 3 pixels")
-for trainer, name, colour in ((dense, "fully connected", checks.ORANGE), (conv, "convolutions", checks.BLUE)):
-    right_ = [100 * np.mean(trainer.predict(shifted(x_validation, s)).argmax(axis=1) == y_validation) for s in shifts]
-    left.plot(shifts, right_, "o-", color=colour, label=f"{name}, {trainer.network.layout.count:,} parameters")
-left.set(xlabel="shift in pixels", ylabel="accuracy (%)", ylim=(0, 101), xticks=list(shifts))
-left.legend()
-plt.show()
+exercise.draw_shifts(shifted, x_validation, shifts, dense, conv, y_validation)
 
 # %% [markdown]
-# And what have the filters become? Nobody told them what a stroke is:
+# These are the filters that training found:
 
 # %%
 pictures.filters(conv.p[0].W)
 
 # %%
 maps = np.maximum(library(np.pad(x_train[3:4], ((0, 0), (1, 1), (1, 1), (0, 0))), conv.p[0].W) + conv.p[0].b, 0)[0]
-_, axes = plt.subplots(1, 12, figsize=(11, 1.2))
-for k, ax in enumerate(axes):
-    ax.imshow(maps[..., k], vmin=0, vmax=maps.max())
-    ax.set(xticks=[], yticks=[])
-    ax.set_title(k, loc="center", weight="normal", fontsize=9)
-axes[0].set_ylabel("finds")
-plt.show()
+exercise.draw_found(maps)
 
 # %% [markdown]
 # **To try further.** Replace `GlobalMaxPool2d` by `Flatten` (and the last layer by `Linear(1024, 10)`): the accuracy on

@@ -13,8 +13,8 @@
 # %% [markdown]
 # # 4b. Training that works
 #
-# Four equations and a loop are enough to train two layers. Twenty layers with the same means learn nothing. This
-# notebook has what lies between, each piece in a few lines that you write:
+# Four equations and a loop are enough to train two layers. Twenty layers need more. This notebook has the missing
+# pieces; you write each of them in a few lines:
 #
 # 1. **softmax and cross-entropy**: the usual loss, and its gradient;
 # 2. **Adam**: a step length for each parameter; and **AdamW**;
@@ -28,7 +28,6 @@
 # large batches (9) need a schedule.
 
 # %%
-import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
 
@@ -89,12 +88,12 @@ def log_softmax(z):
 exercise.check_log_softmax(log_softmax)
 
 # %% [markdown]
-# Its gradient is the simplest of all losses. With $Y_k = 1$ for the right class and else 0,
+# Its gradient is simple. With $Y_k = 1$ for the right class and else 0,
 #
 # $$ \frac{\partial}{\partial z_k} \Big( \ln \sum_j e^{z_j} - z_y \Big) = p_k - Y_k : $$
 #
-# *what the network says minus what is true.* No slope of a squashing function is left that could be 0 (notebook 2 saw
-# the same for a sigmoid).
+# *what the network says minus what is true.* It contains no slope of an activation function, which could be 0 (as for
+# the sigmoid in notebook 2).
 #
 # **Exercise 2.** Write the gradient of the **mean** cross-entropy of a batch.
 
@@ -125,7 +124,7 @@ exercise.check_cross_entropy(cross_entropy_gradient)
 # %% [markdown]
 # ## 2. Adam
 #
-# Notebook 1 ended in a narrow valley: one rate for all directions is too long for one and too short for the other.
+# Notebook 1 ended in a narrow valley: one rate for all directions is too large for one and too small for the other.
 # **Momentum** helps by remembering. **Adam** (Kingma, Ba 2015) remembers two things for every parameter, the mean of
 # its gradients and the mean of their squares,
 #
@@ -172,8 +171,8 @@ def adam_step(w, g, m, v, t, rate, beta1=0.9, beta2=0.999, eps=1e-8):
 exercise.check_adam(adam_step)
 
 # %% [markdown]
-# In a valley that is a hundred times steeper across than along, from the same place with the best rates of each that
-# were tried:
+# Here is a valley that is a hundred times steeper across than along. All methods begin at the same place, and each has
+# the best of three rates:
 
 
 # %%
@@ -196,27 +195,17 @@ def descend(kind, rate, steps=60):
 
 kinds = {"gradient descent": BLUE, "momentum": GREEN, "Adam": ORANGE}
 tried = {"gradient descent": (0.005, 0.01, 0.019), "momentum": (0.005, 0.01, 0.02), "Adam": (0.1, 0.3, 0.5)}
-_, (left, right) = plt.subplots(1, 2, figsize=(11, 3))
-for kind, colour in kinds.items():
-    runs = {rate: descend(kind, rate) for rate in tried[kind]}
-    costs = {rate: (path**2 @ [0.5, 50.0]) for rate, path in runs.items()}
-    best = min(costs, key=lambda rate: costs[rate][-1])
-    left.plot(*runs[best].T, ".-", ms=4, color=colour, label=kind)
-    right.semilogy(costs[best], color=colour, label=f"{kind}, rate {best}")
-left.set(title="60 steps in a narrow valley", xlabel="$w_0$", ylabel="$w_1$")
-right.set(title="cost", xlabel="step")
-right.legend()
-plt.show()
+exercise.draw_valley(kinds, descend, tried)
 
 # %% [markdown]
-# With the best of its rates momentum is ahead here. Adam's strength is another one: its steps are as long along the
-# valley as across, whatever the curvatures are. So the same rate, 0.001, is a good first guess for very different
-# networks. Its price is memory: two more numbers for every parameter. Notebook 12 shares these out among ranks.
+# With the best of its rates momentum is ahead here. Adam has another strength: its steps are as long along the valley
+# as across it, whatever the curvatures are. So the same rate, 0.001, is a good first guess for very different networks.
+# Its price is memory: two more numbers for every parameter. Notebook 12 divides these among ranks.
 #
-# **Weight decay** pulls every weight a little towards 0, so that the network is no larger than the data demand. Added
-# to the gradient ($g + \lambda w$), Adam would divide it by $\sqrt v$ as it divides g: weights with large gradients
-# would hardly decay. **AdamW** (Loshchilov, Hutter 2019) keeps it apart: a step of Adam with g alone, and $- \eta
-# \lambda w$, of the weights before the step.
+# **Weight decay** pulls every weight a little towards 0, unless the data push it away. Added to the gradient ($g +
+# \lambda w$), Adam would divide it by $\sqrt v$ as it divides g: weights with large gradients would hardly decay.
+# **AdamW** (Loshchilov, Hutter 2019) separates the two: a step of Adam with g alone, and then $- \eta \lambda w$, with
+# the weights before the step.
 #
 # **Exercise 4.** Write AdamW with your `adam_step`.
 
@@ -244,9 +233,9 @@ exercise.check_decay(adamw_step, adam_step)
 # %% [markdown]
 # ## 3. Gradients that vanish
 #
-# Backpropagation multiplies the error by a matrix and by a slope, layer after layer. If the product is smaller than 1,
-# the first layers of a deep network get nearly nothing: the gradient **vanishes**. If it is larger, it **explodes**.
-# The slope of a sigmoid is at most 1/4; that of ReLU is 1 or 0.
+# Backpropagation multiplies the error by a matrix and by a slope, layer after layer. If these factors are smaller than
+# 1, the gradient of the first layers of a deep network is nearly 0: it **vanishes**. If they are larger than 1, it
+# **explodes**. The slope of a sigmoid is at most 1/4; that of ReLU is 1 or 0.
 #
 # **Exercise 5.** Measure it. Given the matrices of a network without biases, the activations $a^l$ behind each layer,
 # and the gradient of the cost with respect to the *last activations*, return the lengths (`np.linalg.norm`) of
@@ -318,9 +307,8 @@ setups = {
     "ReLU, $1/\\sqrt{n}$": (relu, lambda a: (a > 0) * 1.0, narrow, ORANGE),
     "ReLU, He": (relu, lambda a: (a > 0) * 1.0, he_weights, BLUE),
 }
-_, ax = plt.subplots(figsize=(7, 3))
-first = {}
-for name, (f, slope_of, draw_weights, colour) in setups.items():
+errors = {}
+for name, (f, slope_of, draw_weights, _) in setups.items():
     rng = np.random.default_rng(0)
     matrices = [draw_weights(rng, WIDTH, WIDTH) for _ in range(DEPTH)]
     a, activations = rng.standard_normal((64, WIDTH)), []
@@ -328,14 +316,11 @@ for name, (f, slope_of, draw_weights, colour) in setups.items():
         a = f(a @ W)
         activations.append(a)
     norms = np.array(gradient_norms(matrices, activations, rng.standard_normal(a.shape), slope_of))
-    first[name] = norms[0] / norms[-1]
-    ax.semilogy(range(1, DEPTH + 1), norms / norms[-1], "o-", ms=3, color=colour, label=name)
-ax.set(title="Length of the error in each of 30 layers", xlabel="layer", ylabel="of the last layer's")
-ax.legend()
-plt.show()
-for name, ratio in first.items():
-    print(f"{name:24}: the first layer has {ratio:.1e} of the last one's gradient")
-assert first["ReLU, He"] > 0.05 and first["sigmoid, $1/\\sqrt{n}$"] < 1e-10
+    errors[name] = norms / norms[-1]
+exercise.draw_vanishing(errors, DEPTH, setups)
+for name, norms in errors.items():
+    print(f"{name:24}: the first layer has {norms[0]:.1e} of the last one's gradient")
+assert errors["ReLU, He"][0] > 0.05 and errors["sigmoid, $1/\\sqrt{n}$"][0] < 1e-10
 
 # %% [markdown]
 # That is why sigmoids went out of use inside deep networks. A third remedy is to leave a way past each layer, $x +
@@ -344,9 +329,10 @@ assert first["ReLU, He"] > 0.05 and first["sigmoid, $1/\\sqrt{n}$"] < 1e-10
 #
 # ## 4. Normalisation
 #
-# Good first weights do not stay good. **Batch normalisation** (Ioffe, Szegedy 2015) makes every feature have mean 0 and
-# deviation 1 over the batch, in every step. But in evaluation there may be one sample only. So a running mean and
-# variance are kept in training, $r \leftarrow 0.9\, r + 0.1\, \text{batch}$, and used in evaluation.
+# Training changes the weights, and with them the size of the activations. **Batch normalisation** (Ioffe, Szegedy 2015)
+# makes every feature have mean 0 and deviation 1 over the batch, in every step. But in evaluation there may be one
+# sample only. So a running mean and variance are kept in training, $r \leftarrow 0.9\, r + 0.1\, \text{batch}$, and
+# used in evaluation.
 #
 # **Exercise 7.** Write it, without the scale and shift that usually follow. Where a variance is used, add
 # $\varepsilon = 10^{-5}$ to it under the root.
@@ -379,9 +365,9 @@ def batch_norm(x, running_mean, running_variance, training, eps=1e-5):
 exercise.check_batch_norm(batch_norm)
 
 # %% [markdown]
-# Batch normalisation makes a sample's output depend on the other samples of the batch: on many ranks it must be said
-# *which* batch, that of a rank or that of all. **Layer normalisation** (Ba, Kiros, Hinton 2016) avoids that. It takes
-# mean and deviation over the features of **each sample**: $h = (x - \mu) / \sigma$. Transformers use it.
+# Batch normalisation makes a sample's output depend on the other samples of the batch: with many ranks one must decide
+# *which* batch, that of a rank or that of all ranks. **Layer normalisation** (Ba, Kiros, Hinton 2016) avoids that. It
+# takes mean and deviation over the features of **each sample**: $h = (x - \mu) / \sigma$. Transformers use it.
 #
 # Its gradient has three terms, since $\mu$ and $\sigma$ depend on x as well. With $\overline{\,\cdot\,}$ for the mean
 # over the features:
@@ -412,9 +398,10 @@ exercise.check_layer_norm(layer_norm_backward)
 # %% [markdown]
 # ## 5. Dropout
 #
-# A network that learns by heart needs all of its neurons at once. **Dropout** (Srivastava et al. 2014) sets each number
-# to 0 with the probability `rate`, anew in each step, so that no neuron can rely on another one. So that the next layer
-# gets the same on average, what is kept is divided by 1 - rate. In evaluation nothing is dropped.
+# To learn samples by heart, neurons must work together in fixed combinations. **Dropout** (Srivastava et al. 2014) sets
+# each number to 0 with the probability `rate`, anew in each step, so that no neuron can rely on another one. The
+# numbers that are kept are divided by 1 - rate, so that the next layer gets the same on average. In evaluation nothing
+# is dropped.
 #
 # **Exercise 9.** Write it. `rng.random(shape)` gives numbers between 0 and 1.
 
@@ -441,8 +428,8 @@ def dropout(x, rate, rng, training):
 exercise.check_dropout(dropout)
 
 # %% [markdown]
-# What is each of the two worth? Here are 400 digits to learn from, and a quarter of them has a *wrong label*. A network
-# that learns by heart learns these, too:
+# How much do weight decay and dropout help? Here are 400 digits to learn from, a quarter of them with a *wrong label*.
+# A network that learns by heart learns these, too:
 
 # %%
 data = nn.data.load("digits", validation=0.1, flat=True, dtype=np.float64)
@@ -470,32 +457,23 @@ regularised = {
     "weight decay 0.01": final_errors(decay=0.01),
     "dropout 0.5": final_errors(rate=0.5),
 }
-_, ax = plt.subplots(figsize=(7, 2.4))
-for i, (name, colour) in enumerate((("training labels, a quarter of them wrong", BLUE), ("new digits", ORANGE))):
-    places = np.arange(3) + 0.2 * (2 * i - 1)
-    bars = ax.barh(places, [e[i] for e in regularised.values()], 0.38, color=colour, label=name)
-    ax.bar_label(bars, fmt=" %.1f%%")
-ax.set_yticks(range(3), regularised)
-ax.invert_yaxis()
-ax.set(title="60 epochs, three seeds", xlabel="errors (%)", xlim=(0, 48))
-ax.legend(loc="lower right")
-plt.show()
+exercise.draw_regularised(regularised)
 assert max(regularised["weight decay 0.01"][1], regularised["dropout 0.5"][1]) < regularised["neither"][1]
 
 # %% [markdown]
-# The network without either agrees with most of the wrong labels, and pays for it on new digits. The other two get more
-# of the training labels "wrong", and that is right.
+# Without them the network agrees with most of the wrong labels, and makes more mistakes on new digits. The other two
+# disagree with more of the training labels, which is right.
 #
 # ## 6. Schedule and clipping
 #
-# Large steps find the valley, small ones its bottom. The usual schedule of the rate for large networks: a straight
-# **warm-up** for the first steps, then down along half a **cosine**,
+# Large steps reach the valley quickly, small ones reach its bottom. The usual schedule of the rate for large networks:
+# a straight **warm-up** for the first steps, then down along half a **cosine**,
 #
 # $$ \eta(t) = \tfrac12\, \eta_{\max} \Big( 1 + \cos \frac{\pi\,(t - t_w)}{t_{\text{end}} - t_w} \Big)
 #    \qquad \text{from } t = t_w \text{ on.} $$
 #
-# **Exercise 10.** In the warm-up step t = 0, 1, ..., $t_w - 1$ has the rate $\eta_{\max} (t + 1)/t_w$, so that step 0
-# moves something.
+# **Exercise 10.** During warm-up, step t = 0, 1, ..., $t_w - 1$ has the rate $\eta_{\max} (t + 1)/t_w$, so that step 0
+# changes the parameters.
 
 
 # %%
@@ -518,7 +496,7 @@ def rate_of(t, largest, warm, steps):
 exercise.check_rate(rate_of)
 
 # %% [markdown]
-# One sample that surprises the network can throw it far. **Clipping** limits the length of the gradient: of *all*
+# A sample with a very large loss can make a step far too long. **Clipping** limits the length of the gradient: of *all*
 # gradients of the network together, so that the direction of the step stays (Pascanu et al. 2013).
 #
 # **Exercise 11.** Write it, for a list of arrays.
@@ -550,10 +528,9 @@ exercise.check_clip(clip)
 # %% [markdown]
 # ## 7. All digits, each tested once
 #
-# Notebook 3 kept some digits aside for the test, and with so few of them the figure was uncertain.
-# **Cross-validation** uses all 1,797 for both. Cut the samples into k parts, the *folds*. For each fold train a new
-# network on all the others, and test it on this one. Every digit is then tested once, by a network that has not seen
-# it.
+# Notebook 3 kept some digits aside for the test; they are few, so its accuracy was uncertain. **Cross-validation** uses
+# all 1,797 for both. Cut the samples into k parts, the *folds*. For each fold train a new network on all the others,
+# and test it on this one. Every digit is then tested once, by a network that has not seen it.
 #
 # **Exercise 12.** Yield the k pairs (indices to learn from, indices to test), for indices that have been shuffled.
 # `np.array_split` cuts an array into k parts of nearly equal length.
@@ -612,17 +589,11 @@ for train, test in folds(np.random.default_rng(0).permutation(len(x_all)), 10):
 accuracy = 1 - len(wrong_digits) / len(x_all)
 uncertainty = 1.96 * np.sqrt(accuracy * (1 - accuracy) / len(x_all))
 print(f"{len(x_all):,} digits, each tested once: {accuracy:.2%} right, give or take {uncertainty:.2%}")
-_, axes = plt.subplots(2, 12, figsize=(11, 2.2))
-for ax in axes.flat:
-    ax.axis("off")
-for ax, i in zip(axes.flat, wrong_digits, strict=False):
-    ax.imshow(x_all[i].reshape(8, 8))
-    ax.set_title(y_all[i], loc="center", weight="normal")
-plt.show()
+exercise.draw_wrong_digits(wrong_digits, x_all, y_all)
 assert accuracy > 0.97
 
 # %% [markdown]
-# These are digits that the networks took for another one. Would you have read all of them?
+# The networks misread these digits. Could you read all of them?
 #
 # **To try further.** Leave out one thing at a time (dropout, the schedule, He's weights), and compare. The same network
 # on 60,000 digits of MNIST: `python scripts/train.py --data mnist --model mlp:784,128,128,10`.

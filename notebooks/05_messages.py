@@ -12,14 +12,14 @@
 # %% [markdown]
 # # 5. Messages: ranks, and how they wait for each other
 #
-# From here on the work is shared. Several processes, each with a memory of its own, that can do only one thing to each
-# other: **send a message**. All of parallel training is built of that, and all that can go wrong in it begins here.
+# From here on several processes share the work. Each has a memory of its own, and they can only **send messages** to
+# each other. All of parallel training is built on messages, and so are its typical errors.
 #
-# 1. what a rank is;
+# 1. ranks;
 # 2. one rank sends, another receives;
 # 3. a token that goes round;
-# 4. the mistake that everybody makes once: **deadlock**, and why it hides in small tests;
-# 5. what a message costs: two numbers, $\alpha$ and $\beta$.
+# 4. the classic mistake: **deadlock**, and why small tests do not show it;
+# 5. the cost of a message: two numbers, $\alpha$ and $\beta$.
 #
 # You need no cluster. The ranks are ordinary processes of your own machine.
 
@@ -42,14 +42,13 @@ checks.style()
 # %% [markdown]
 # ## A rank
 #
-# An MPI program is **one program that runs several times at once**. Each running copy is a process, and has a number:
-# its
-# **rank**, counted from 0. `size` is how many there are. No variable is shared; what a rank wants to know of another
-# must be sent.
+# An MPI program is **one program that runs several times at once**. Each running copy is a process and has a number,
+# its **rank**, counted from 0; `size` is the number of copies. They share no variables: a rank learns something from
+# another one only by a message.
 #
 # A cell that begins with `%%mpi -n 3` runs on three ranks instead of in the notebook. They start when the cell starts
-# and are gone when it ends. What they print stands side by side, and the value of the last line in blue. (`%mpi?` tells
-# what else it can do.)
+# and are gone when it ends. Their output is shown side by side, with the value of the last line in blue. (`%mpi?` lists
+# the options.)
 
 # %%
 # %%mpi -n 3
@@ -63,8 +62,8 @@ print(f"I am rank {rank} of {size}")
 os.getpid()
 
 # %% [markdown]
-# How does one program do different work on each rank? By asking for its number. Rank r takes every third sample,
-# beginning with r. `-o` brings a variable back into the notebook: a list with one value a rank.
+# How does one program do different work on each rank? It asks for its rank. Rank r takes every third sample, beginning
+# with r. `-o` brings a variable back into the notebook: a list with one value a rank.
 
 # %%
 # %%mpi -n 3 -o mine
@@ -74,24 +73,14 @@ comm = MPI.COMM_WORLD
 mine = list(range(20))[comm.Get_rank() :: comm.Get_size()]
 
 # %%
-colours = (checks.BLUE, checks.ORANGE, checks.GREEN, checks.PINK)
-fig, ax = plt.subplots(figsize=(9, 1.3))
-for rank, samples in enumerate(mine):
-    for sample in samples:
-        ax.add_patch(plt.Rectangle((sample - 0.45, 0), 0.9, 1, color=colours[rank]))
-        ax.text(sample, 0.5, sample, color="white", ha="center", va="center", weight="bold")
-    ax.plot([], [], "s", color=colours[rank], label=f"rank {rank}: {len(samples)} samples")
-ax.set(xlim=(-1, 20), ylim=(0, 1), title="which rank has which sample")
-ax.axis("off")
-ax.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0))
-plt.show()
+exercise.draw_dealt(mine)
 assert sorted(sample for samples in mine for sample in samples) == list(range(20)), "every sample has one rank"
 
 # %% [markdown]
 # Often a rank needs samples that lie *side by side*: rank 0 the first ones, rank 1 the next, and so on.
 #
-# **Exercise 1.** Where does the share of a rank begin and end? If `count` is no multiple of `size`, no rank may have
-# more than one sample above another.
+# **Exercise 1.** Where does the share of a rank begin and end? If `count` is no multiple of `size`, the shares of two
+# ranks may differ by one sample at most.
 
 
 # %%
@@ -136,8 +125,8 @@ else:
 x
 
 # %% [markdown]
-# MPI moves bytes and does not look at what they mean. Here a `float64` goes out and two `float32` come in: nonsense,
-# without a word of warning. (`Communicator` of this project compares size and type first.)
+# MPI moves bytes and does not check their type. Here a `float64` goes out and two `float32` come in: nonsense, without
+# a word of warning. (`Communicator` of this project compares size and type first.)
 
 # %%
 # %%mpi -n 2
@@ -176,7 +165,7 @@ if rank == 0:
     comm.Send(token, dest=right)
     comm.Recv(token, source=left)
 else:
-    # gap: from the left, plus one's rank, to the right (now the token passes by as it is)
+    # gap: receive from the left, add the rank, send to the right (the starter code adds nothing)
     # comm.Recv(token, source=left)
     # comm.Send(token, dest=right)
     # solution
@@ -204,11 +193,11 @@ plt.show()
 # %% [markdown]
 # Correct, and slow: at any time one rank works, and three wait. Remember it as the opposite of what we want.
 #
-# ## The mistake that everybody makes once
+# ## Deadlock
 #
-# Two ranks that both receive first wait for each other for ever: a **deadlock**. Nothing crashes, no message appears;
-# the ranks just stand there and keep a core busy. That is why every `%%mpi` cell has a time limit (`-t`, 60 seconds if
-# you do not say). When it is over, you are told at which line each rank stood, and all of them are ended.
+# Two ranks that both receive first wait for each other for ever: a **deadlock**. Nothing crashes and no error appears;
+# the ranks wait and keep their cores busy. That is why every `%%mpi` cell has a time limit (`-t`, by default 60
+# seconds). When it is over, the notebook shows the line at which each rank waited, and ends all of them.
 #
 # The next cell is wrong, and ends with an error after two seconds.
 
@@ -242,8 +231,8 @@ for count in (10, 1_000_000):
     print(f"{count:,} numbers: done", flush=True)
 
 # %% [markdown]
-# That is the nastiest kind of error: it passes every small test, and hangs on the cluster, in the first large run. A
-# program is right only if it is right when **every send waits for its receiver**.
+# This error passes every small test, and hangs on the cluster in the first large run. A program is right only if it is
+# right when **every send waits for its receiver**.
 #
 # That can be checked without running anything. In `collectives` a program of messages is a small generator: it yields
 # what its rank sends and receives, **a round** at a time: a tuple of steps, here of one. The two programs of above, for
@@ -272,7 +261,7 @@ def one_at_a_time(stats):
 
 shift = Puzzle(
     "to the right",
-    """Everybody sends its x to the right, and has in y what comes from the left. One thing at a time.""",
+    """Every rank sends its x to its right neighbour, and receives that of its left one in y. One thing at a time.""",
     6,
     3,
     Operation(
@@ -290,16 +279,16 @@ shift.grade(send_first).draw()
 
 # %% [markdown]
 # The checker plays all ranks in one process, once with sends that return at once and once with sends that wait. Red:
-# who waits for whom. The arrows close a circle, and nobody in it can ever go on.
+# who waits for whom. The arrows close a circle, and no rank in it can go on.
 #
-# **Exercise 3.** A circle is broken if one in it does something else. Let some of the ranks receive first. Which?
+# **Exercise 3.** The circle breaks if some of its ranks receive first. Which ones?
 
 
 # %%
 def to_the_right(rank, size, count):
     send = Send((rank + 1) % size, "x", 0, count)
     recv = Recv((rank - 1) % size, "y", 0, count)
-    # gap: not everybody begins with the same
+    # gap: not all ranks begin with the same step
     # yield (send,)
     # yield (recv,)
     # solution
@@ -366,9 +355,9 @@ def circle(waits):
 exercise.check_circle(circle)
 
 # %% [markdown]
-# But why one thing at a time? Links carry messages both ways at once. `Sendrecv` does both *together*, and cannot
-# deadlock here; in `collectives` that is one round with two steps: `yield send, recv`. It takes half the time, and all
-# algorithms of the next notebooks are made of such rounds.
+# Links carry messages in both directions at once, so ranks need not do one thing at a time. `Sendrecv` does both
+# *together*, and cannot deadlock here; in `collectives` that is one round with two steps: `yield send, recv`. It takes
+# half the time, and all algorithms of the next notebooks are made of such rounds.
 
 # %%
 # %%mpi -n 4
@@ -382,13 +371,13 @@ comm.Sendrecv(x, dest=(rank + 1) % size, recvbuf=y, source=(rank - 1) % size)
 print(f"I have {y[0]:g}, from the left")
 
 # %% [markdown]
-# A computation on a line that is cut among ranks needs just that: the numbers at the ends of a share have a neighbour
-# on another rank.
+# A computation on a line that is divided among ranks needs such exchanges: the numbers at the ends of a share have a
+# neighbour on another rank.
 #
 # **Exercise 5.** Each of four ranks has four numbers of a line that is closed to a ring (rank 3's last number stands
 # before rank 0's first). Replace every number by the mean of itself and its two neighbours on the line. `sendrecv`
 # moves Python objects: `a = comm.sendrecv(x[-1], dest=right, source=left)` sends my last number to the right and gives
-# me the left neighbour's last one. (What is there takes both ends from the rank's own numbers.)
+# me the left neighbour's last one. (The starter code takes both ends from the rank's own numbers.)
 
 # %%
 # %%mpi -n 4 -o start,smooth -t 30
@@ -406,10 +395,10 @@ start = x.copy()
 # solution
 before = comm.sendrecv(x[-1], dest=right, source=left)
 behind = comm.sendrecv(x[0], dest=left, source=right)
-# wrong: which neighbour's number stands beside which end
+# wrong: which neighbour's number stands next to which end
 # before = comm.sendrecv(x[0], dest=left, source=right)
 # behind = comm.sendrecv(x[-1], dest=right, source=left)
-# wrong: which neighbour's number stands beside which end
+# wrong: which neighbour's number stands next to which end
 # before = comm.sendrecv(x[0], dest=right, source=left)
 # behind = comm.sendrecv(x[-1], dest=left, source=right)
 # end
@@ -450,7 +439,7 @@ for nbytes in sizes:
     seconds.append(best)
 
 # %% [markdown]
-# A good description has two numbers (Hockney 1994): a message of $n$ bytes takes
+# Two numbers describe it well (Hockney 1994): a message of $n$ bytes takes
 #
 # $$ t(n) = \alpha + \beta n, $$
 #
@@ -483,30 +472,19 @@ alpha, beta = exercise.check_fit(fit, n, t)
 if alpha <= 0 or t[0] > 20e-6:
     print("This machine is busy with other work, which is what was measured. Run the ping-pong again when it is quiet.")
     alpha = abs(alpha)
-_, (left, right) = plt.subplots(1, 2, figsize=(11, 3.6))
-left.loglog(n, 1e6 * t, "o", color=checks.INK, label="measured, two ranks of this machine")
-left.loglog(n, 1e6 * (alpha + beta * n), color=checks.BLUE, label=r"$\alpha + \beta n$")
-left.axhline(1e6 * alpha, color=checks.ORANGE, ls="--", lw=1.2, label=r"$\alpha$")
-left.set(xlabel="bytes", ylabel="microseconds", title="time of a message")
-left.legend()
-right.semilogx(n, 1e-9 * n / t, "o", color=checks.INK)
-right.semilogx(n, 1e-9 * n / (alpha + beta * n), color=checks.BLUE)
-right.axvline(alpha / beta, color=checks.RED, ls="--", lw=1.2)
-right.annotate(r" $n_{1/2} = \alpha/\beta$", (alpha / beta, 0), color=checks.RED, va="bottom")
-right.set(xlabel="bytes", ylabel="GB/s", title="what is carried a second")
-plt.show()
+exercise.draw_messages(n, t, alpha, beta)
 
 # %% [markdown]
-# Below $n_{1/2} = \alpha/\beta$ bytes a message is mostly *start*: a thousand small ones cost a thousand $\alpha$, one
-# that carries all of it a single one. Above, it is mostly *bytes*. Every algorithm of the next two notebooks is a
-# compromise between few messages and few bytes.
+# Below $n_{1/2} = \alpha/\beta$ bytes the start takes most of the time: a thousand small messages cost a thousand
+# $\alpha$, one message with all of their bytes a single one. Above, the bytes take most of it. Every algorithm of the
+# next two notebooks is a compromise between few messages and few bytes.
 #
-# Typical numbers: between ranks of one machine 1 µs and 10 GB/s; 10 Gbit/s Ethernet 20 µs and 1.2 GB/s; InfiniBand
-# 1.5 µs and 25 GB/s; between continents 100 ms, and no amount of money will make light faster.
+# Typical numbers: between ranks of one machine 1 µs and 10 GB/s; 10 Gbit/s Ethernet 20 µs and 1.2 GB/s; InfiniBand 1.5
+# µs and 25 GB/s; between continents 100 ms, which the speed of light sets.
 #
 # **To try further.** Give the token more than one round. Let rank 1 be slow (`%%mpi -n 4 --slow 1:5`): who waits in the
 # ring of `Sendrecv`? Put `comm.Barrier()` before and after.
 #
-# Next: `06_collectives`, where all ranks talk at once, in patterns that have names.
+# Next: `06_collectives`, where all ranks communicate at once, in patterns that have names.
 #
 # *Sources: the MPI standard 4.1 (blocking and its modes); Hockney 1994; Coffman, Elphick, Shoshani 1971 (deadlock).*

@@ -12,18 +12,17 @@
 # %% [markdown]
 # # 6. All talk at once: broadcast, scatter, gather, reduce, alltoall
 #
-# Programs on many ranks rarely need any message that one can think of. They need a few patterns, in which all ranks
-# take part, again and again: **collectives**. Each has a name, a picture, and several ways to do it, of which one is
-# the fastest for few bytes and another one for many.
+# Programs on many ranks use a few patterns of communication again and again, in which all ranks take part:
+# **collectives**. Each has a name and several algorithms: one is the fastest for few bytes, another one for many.
 #
 # 1. the patterns: before, and after;
 # 2. broadcast: one by one, as a tree, in a chain; and which when;
 # 3. reduce: a broadcast backwards;
 # 4. scatter and gather: messages that carry several;
-# 5. alltoall: everybody to everybody.
+# 5. alltoall: every rank to every rank.
 #
 # You write six of them. An algorithm here is a **schedule**, a small generator: for its rank it yields round after
-# round what is sent and received. The same text is then *checked* for all ranks, *drawn*, *priced* on a network of any
+# round what is sent and received. The same code is then *checked* for all ranks, *drawn*, *priced* on a network of any
 # size, and *run* over MPI.
 
 # %%
@@ -38,8 +37,7 @@ import checks
 import collectives
 import exercises.patterns as exercise
 from collectives import Copy, Recv, RecvReduce, Send, chunk, puzzles
-from collectives.algorithms import alltoall, broadcast, reduce, scatter
-from collectives.pricing.lower_bounds import lower_bound
+from collectives.algorithms import broadcast, reduce
 from collectives.pricing.networks import Network
 
 checks.style()
@@ -47,55 +45,20 @@ checks.style()
 # %% [markdown]
 # ## The patterns
 #
-# Four ranks, a row each. A square is a block of numbers; its colour says whose it was, its letter which block.
+# Four ranks, one row each. A square is a block of numbers; its colour is the rank that it came from, its letter the
+# number of the block.
 
 # %%
-COLOURS = (checks.BLUE, checks.ORANGE, checks.GREEN, checks.PINK)
-P = 4
-PATTERNS = {
-    "broadcast": (lambda r: ["0"] if r == 0 else [], lambda r: ["0"]),
-    "scatter": (lambda r: [f"0{'abcd'[k]}" for k in range(P)] if r == 0 else [], lambda r: [f"0{'abcd'[r]}"]),
-    "gather": (lambda r: [f"{r}"], lambda r: [f"{q}" for q in range(P)] if r == 0 else []),
-    "allgather": (lambda r: [f"{r}"], lambda r: [f"{q}" for q in range(P)]),
-    "reduce": (lambda r: [f"{r}"], lambda r: ["0+1+2+3"] if r == 0 else []),
-    "allreduce": (lambda r: [f"{r}"], lambda r: ["0+1+2+3"]),
-    "reduce-scatter": (lambda r: [f"{r}{'abcd'[k]}" for k in range(P)], lambda r: [f"+{'abcd'[r]}"]),
-    "alltoall": (lambda r: [f"{r}{'abcd'[k]}" for k in range(P)], lambda r: [f"{q}{'abcd'[r]}" for q in range(P)]),
-}
-
-
-def draw_blocks(ax, left, row, names):
-    for k, name in enumerate(names):
-        whose = [int(c) for c in name if c.isdigit()] or list(range(P))
-        for i, q in enumerate(whose):
-            low = row + 0.08 + 0.84 * i / len(whose)
-            ax.add_patch(plt.Rectangle((left + k, low), 0.9, 0.84 / len(whose), color=COLOURS[q]))
-        ax.text(left + k + 0.45, row + 0.5, name[-1] if name[-1].isalpha() else "", color="white", ha="center",
-                va="center", weight="bold")  # fmt: skip
-
-
-_, axes = plt.subplots(2, 4, figsize=(12, 5))
-for ax, (name, (before, after)) in zip(axes.flat, PATTERNS.items(), strict=True):
-    for rank in range(P):
-        ax.add_patch(plt.Rectangle((-0.1, rank + 0.02), 4.1, 0.96, color="#f2f4f7", zorder=0))
-        ax.add_patch(plt.Rectangle((5.4, rank + 0.02), 4.1, 0.96, color="#f2f4f7", zorder=0))
-        draw_blocks(ax, 0, rank, before(rank))
-        draw_blocks(ax, 5.5, rank, after(rank))
-        ax.text(-0.3, rank + 0.5, rank, ha="right", va="center", color=checks.GREY)
-    ax.annotate("", (5.3, 2), (4.1, 2), arrowprops=dict(arrowstyle="-|>", color=checks.INK, lw=1.5))
-    ax.set(xlim=(-0.8, 9.6), ylim=(4.1, -0.1))
-    ax.set_title(name, loc="center")
-    ax.axis("off")
-plt.show()
+exercise.draw_patterns()
 
 # %% [markdown]
 # A square of four colours is a **sum**. Look at the pairs: gather is scatter backwards, reduce is broadcast backwards
-# (and adds where broadcast copies). Allgather is a gather after which everybody has everything; allreduce, the one that
-# training lives on, is the next notebook's. Alltoall turns rows into columns.
+# (and adds where broadcast copies). After an allgather every rank has all blocks. Allreduce, on which training depends,
+# is the subject of the next notebook. Alltoall turns rows into columns.
 #
 # ## Broadcast
 #
-# Rank 0 has a vector x and all shall have it. The first idea: rank 0 sends it to everybody, one after the other.
+# Rank 0 has a vector x, and all ranks need it. The first idea: rank 0 sends it to each rank, one after the other.
 
 
 # %%
@@ -113,8 +76,8 @@ collectives.draw(one_by_one, 8, 4, title="one by one")
 # %% [markdown]
 # Time runs down, an arrow is a message. `Send(other, "x", 0, count)` says: elements 0 to count of x go to rank `other`.
 #
-# Seven rounds for eight ranks; for 1,024 ranks 1,023. And all that time the ranks that have x already stand idle. They
-# could help.
+# Seven rounds for eight ranks; for 1,024 ranks 1,023. Meanwhile the ranks that already have x are idle. They could
+# help.
 #
 # **Exercise 1.** In the first round only rank 0 can send. In the second two ranks can, then four. Write that: the
 # grader wants eight ranks served in three rounds, by ranks that send one message at a time.
@@ -125,8 +88,8 @@ print(puzzles.broadcast)
 
 # %%
 def tree(rank, size, count):
-    """Who has it passes it on."""
-    k = 1  # so many ranks have x: 0 to k - 1
+    """Ranks that have x send it on."""
+    k = 1  # ranks 0 to k - 1 have x
     while k < size:
         # gap: ranks below k send to k places further on (if there is such a rank); those up to 2k receive
         # if rank == 0:
@@ -155,8 +118,8 @@ collectives.draw(tree, 8, 4, title="a tree")
 
 # %% [markdown]
 # A **binomial tree**: after k rounds $2^k$ ranks have it, so $\lceil \log_2 p \rceil$ rounds are enough, and no
-# algorithm can do with fewer: the number of ranks that know can at most double. Your text runs over MPI as it stands.
-# `--with tree` brings it to the ranks, `collectives.run` executes it:
+# algorithm can do with fewer: the number of ranks that know can at most double. Your code runs over MPI unchanged.
+# `--with tree` sends it to the ranks, `collectives.run` executes it:
 
 # %%
 # %%mpi -n 4 --with tree
@@ -178,10 +141,10 @@ x
 # $\lceil \log_2 p \rceil (\alpha + \beta n)$. For long vectors that is $\log_2 p$ times $\beta n$, although every rank
 # needs to receive its n bytes only *once*. In a tree most ranks wait most of the time, for the whole vector.
 #
-# Cut the vector in pieces, and they need not wait: while a rank receives the second piece it can pass on the first. In
-# a **chain**, 0 to 1 to 2 to 3, all links are busy at once, as in a fire brigade.
+# Cut the vector into pieces, and ranks need not wait: while a rank receives the second piece it can send the first one
+# on. In a **chain**, 0 to 1 to 2 to 3, all links are busy at once, as in a bucket brigade.
 #
-# **Exercise 2.** The fire brigade: 4 ranks, 32 elements; a message takes 1 for its start and 1 for each element. The
+# **Exercise 2.** The bucket brigade: 4 ranks, 32 elements; a message takes 1 for its start and 1 for each element. The
 # tree needs 66, a chain without pieces 99. The record is 50.
 
 # %%
@@ -258,9 +221,9 @@ def best_pieces(p, n, alpha, beta):
 exercise.check_pieces(best_pieces)
 
 # %% [markdown]
-# And there is a third way, which
-# *scatters* the vector in p parts, and then lets everybody gather them (van de Geijn): twice $\beta n$, however many
-# ranks there are. All of them, on a network of 10 Gbit/s and 20 µs, with 32 ranks; black is what nobody can go below:
+# A third way *scatters* the vector in p parts, and all ranks then gather them (van de Geijn): it takes about $2 \beta
+# n$ for any number of ranks. Here are all of them, on a network of 10 Gbit/s and 20 µs, with 32 ranks; black is the
+# lower bound:
 
 # %%
 network = Network.hockney(20e-6, 8e-10)
@@ -273,24 +236,19 @@ ways = {
     ),
     "scatter and allgather": lambda n: collectives.price(broadcast.scatter_allgather, p, n, 1, network),
 }
-_, ax = plt.subplots(figsize=(8, 4))
-for (name, way), mark in zip(ways.items(), "os^D", strict=True):
-    ax.loglog(sizes, [way(int(n)).seconds for n in sizes], f"{mark}-", ms=5, label=name)
-ax.loglog(sizes, [lower_bound("broadcast", p, n, network) for n in sizes], "--", color=checks.INK, label="lower bound")
-ax.set(xlabel="bytes", ylabel="seconds", title=f"broadcast to {p} ranks")
-ax.legend()
-plt.show()
+exercise.draw_broadcasts(ways, sizes, p, network)
 
 # %% [markdown]
-# No way is the best everywhere. This is why a library has several of each, and a table that says which when.
+# No way is the best everywhere. So a library has several algorithms for each collective, and a table that says when to
+# use which.
 #
 # ## Reduce: a broadcast backwards
 #
-# All have an x, rank 0 is to have the sum. Turn the arrows of the tree round, and *add* what arrives: that is all. The
-# step that receives and adds is called `RecvReduce`.
+# Every rank has an x, and rank 0 needs the sum. Reverse the arrows of the tree, and *add* what arrives. The step that
+# receives and adds is called `RecvReduce`.
 #
-# **Exercise 4.** Write it. What was the last round of the broadcast is the first one here: in the round of k those from
-# k to 2 k - 1 send to the rank k places before them.
+# **Exercise 4.** Write it. The last round of the broadcast is the first one here: in the round of k, ranks k to 2 k - 1
+# send to the rank k places before them.
 
 # %%
 print(exercise.reduce)
@@ -303,7 +261,7 @@ def backwards(rank, size, count):
     while 2 * k < size:
         k *= 2
     while k:  # the largest power of two below size, then half of it, ...
-        # gap: ranks k to 2 k - 1 send; who adds?
+        # gap: ranks k to 2 k - 1 send; which ranks add?
         # if rank == k:
         #     yield (Send(0, "x", 0, count),)
         # elif rank == 0 and k < size:
@@ -331,7 +289,7 @@ def backwards(rank, size, count):
 checks.graded(exercise.reduce.grade(backwards))
 
 # %% [markdown]
-# The library's; circles with a plus are additions:
+# This is the library's; circles with a plus are additions:
 
 # %%
 collectives.draw(reduce.binomial, 8, 4, title="reduce: the tree, backwards")
@@ -341,12 +299,12 @@ collectives.draw(reduce.binomial, 8, 4, title="reduce: the tree, backwards")
 # not be exchanged at all. So the tree pairs *neighbours*: 0 with 1, 2 with 3, then 0..1 with 2..3, so that the operands
 # stay in rank order.
 #
-# Sometimes each rank needs the sum of all *up to* itself: where does my share begin, if every rank has another number
-# of samples? MPI calls it **scan**.
+# Sometimes each rank needs the sum over all ranks *up to* itself, for example to know where its share begins if ranks
+# have different numbers of samples. MPI calls it **scan**.
 #
 # **Exercise 5.** Running sums in three rounds on eight ranks. In the first round each rank sends its x to the next one,
-# which adds it; now every rank knows the sum of two. Whom does it send that to? (All steps of a round happen at once:
-# what is sent is x as it was before.)
+# which adds it; now every rank knows the sum of two. To which rank does it send that? (All steps of a round happen at
+# once: what is sent is x as it was before.)
 
 # %%
 print(puzzles.scan)
@@ -389,11 +347,12 @@ collectives.draw(running_sums, 8, 4, title="running sums")
 # %% [markdown]
 # ## Scatter and gather
 #
-# Now every rank has a block of its own, and rank 0 collects them, or deals them out. All blocks must pass through rank
-# 0's one port, so $\frac{p-1}{p} n \beta$ cannot be avoided. But p - 1 *starts* can: if blocks travel together.
+# Now every rank has a block of its own, and rank 0 collects the blocks (gather), or hands them out (scatter). All
+# blocks must pass through rank 0's one port, so $\frac{p-1}{p} n \beta$ cannot be avoided. But p - 1 *starts* can: if
+# blocks travel together.
 #
-# **Exercise 6.** In the first round every odd rank hands its block to its left neighbour. In the second, ranks 2, 6,
-# ... hand over two blocks to 0, 4, ... And so on. Rank 0 receives in `y`, where everything has its place; the others
+# **Exercise 6.** In the first round every odd rank sends its block to its left neighbour. In the second, ranks 2, 6,
+# ... send two blocks to 0, 4, ..., and so on. Rank 0 receives in `y`, where everything has its place; the others
 # collect in a buffer `mine` of their own, which begins with their own block.
 
 # %%
@@ -402,16 +361,16 @@ print(puzzles.gather)
 
 # %%
 def collect(rank, size, count):
-    """Every second rank that is left hands over all that it has."""
+    """In each round every second remaining rank sends all that it has."""
 
     def begins(r):  # the first element of block r in y; of one behind the last: the end
         return chunk(count, size, r)[0] if r < size else count
 
     name, base = ("y", 0) if rank == 0 else ("mine", begins(rank))
-    yield (Copy(name, begins(rank) - base, begins(rank + 1) - base, "x", 0),)  # one's own block
-    k = 1  # ranks that are no multiple of k have handed over; the others have the blocks of k ranks
+    yield (Copy(name, begins(rank) - base, begins(rank + 1) - base, "x", 0),)  # the rank's own block
+    k = 1  # ranks that are no multiple of k are done; the others have the blocks of k ranks
     while k < size:
-        # gap: who is an odd multiple of k sends k blocks to the rank k to the left, and is done; others receive them
+        # gap: odd multiples of k send k blocks to the rank k to the left, and are done; the others receive them
         # if rank == k:
         #     yield (Send(0, name, 0, begins(rank + 1) - base),)
         # elif rank == 0:
@@ -439,39 +398,30 @@ checks.graded(puzzles.gather.grade(collect))
 collectives.draw(collect, 8, 16, title="gather in a tree")
 
 # %% [markdown]
-# A colour is a place in the vector, a thicker arrow carries more. Below what every rank has after each round: a square
-# is a buffer, across it the vector, down it whose data it is.
+# A colour is a place in the vector; a thicker arrow carries more. The next picture shows what every rank has after each
+# round: a square is a buffer, its columns are the elements, its rows the ranks that the data came from.
 
 # %%
 collectives.draw_buffers(collect, 4, 8, title="what they hold")
 
 # %% [markdown]
-# Scatter is the same picture from below: `collectives.draw(scatter.binomial, 8, 16)`. With more and more ranks, one by
-# one against tree, for blocks of 100 bytes and of 1 MB:
+# Scatter is the same picture in reverse: `collectives.draw(scatter.binomial, 8, 16)`. Here is one by one against the
+# tree, over the number of ranks, for blocks of 100 bytes and of 1 MB:
 
 # %%
-_, axes = plt.subplots(1, 2, figsize=(10.5, 3.2))
-ranks = [2, 4, 8, 16, 32, 64, 128]
-for ax, block in zip(axes, (100, 1_000_000), strict=True):
-    for way, name, mark in ((scatter.flat, "one by one", "o-"), (scatter.binomial, "tree", "s-")):
-        ax.plot(
-            ranks, [1e3 * collectives.price(way, q, block * q, 1, network).seconds for q in ranks], mark, label=name
-        )
-    ax.set(xlabel="ranks", ylabel="milliseconds", title=f"scatter, {block:,} bytes for each")
-    ax.legend()
-plt.show()
+exercise.draw_scatters(network)
 
 # %% [markdown]
 # For short blocks the tree saves starts; for long ones there is nothing to save, since rank 0's port is what takes the
-# time. That is the trouble with a **root**: no algorithm can make one port faster.
+# time. A **root** is a bottleneck that no algorithm can remove: all data pass through its port.
 #
 # ## Alltoall
 #
-# Everybody has a block for everybody: a matrix whose rows lie on different ranks, and which is to be transposed. No
-# root here: all ports can be busy all the time.
+# Every rank has a block for every other rank: it is the transposition of a matrix whose rows are on different ranks.
+# There is no root, so all ports can be busy all the time.
 #
-# **Exercise 7.** For k = 1 ... p - 1, a round for each, every rank sends to the one k places to its right. From whom
-# does it receive, and where in y does that block belong? Write the two steps of a round.
+# **Exercise 7.** In round k = 1 ... p - 1 every rank sends to the rank k places to its right. From whom does it
+# receive, and where in y does that block belong? Write the two steps of a round.
 
 # %%
 print(puzzles.alltoall)
@@ -482,7 +432,7 @@ def transpose(rank, size, count):
     """Block q of x is for rank q; block q of y is from rank q."""
     lo, hi = chunk(count, size, rank)
     length = hi - lo
-    yield (Copy("y", rank * length, (rank + 1) * length, "x", lo),)  # what one has for oneself
+    yield (Copy("y", rank * length, (rank + 1) * length, "x", lo),)  # the block for itself
     for k in range(1, size):
         to = (rank + k) % size
         # gap: from whom, and where to
@@ -507,7 +457,7 @@ def together(rank, size, count):
 
 # %%
 checks.graded(puzzles.alltoall.grade(together))
-collectives.draw(transpose, 6, 36, title="everybody to everybody")
+collectives.draw(transpose, 6, 36, title="every rank to every rank")
 
 # %% [markdown]
 # Short blocks can again travel together: **Bruck's** algorithm leaps 1, 2, 4, ... places and takes $\log_2 p$ rounds,
@@ -516,16 +466,7 @@ collectives.draw(transpose, 6, 36, title="everybody to everybody")
 # %%
 p = 64
 blocks = 4 ** np.arange(1, 11)
-_, ax = plt.subplots(figsize=(7.5, 3.4))
-for way, name, mark in (
-    (alltoall.pairwise, "pairwise: 63 messages", "o-"),
-    (alltoall.bruck, "Bruck: 6 messages", "s-"),
-):
-    seconds = [collectives.price(way, p, int(b) * p, 1, network).seconds for b in blocks]
-    ax.loglog(blocks, seconds, mark, label=name)
-ax.set(xlabel="bytes of a block", ylabel="seconds", title=f"alltoall on {p} ranks")
-ax.legend()
-plt.show()
+exercise.draw_alltoalls(p, network, blocks)
 
 # %% [markdown]
 # ## In daily use
@@ -543,10 +484,10 @@ from collectives import Communicator
 comm = Communicator(MPI.COMM_WORLD)
 rank, size = comm.Get_rank(), comm.Get_size()
 x = np.arange(8.0) + 10 * rank
-everybody, turned = np.empty((size, 8)), np.empty(8)
-comm.Allgather(x, everybody)
+gathered, turned = np.empty((size, 8)), np.empty(8)
+comm.Allgather(x, gathered)
 comm.Alltoall(x, turned)
-print("first numbers of all:", everybody[:, 0])
+print("first numbers of all:", gathered[:, 0])
 print("turned:", turned)
 comm.Bcast(x, root=2, algorithm="binomial")
 x

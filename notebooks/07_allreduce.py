@@ -10,17 +10,17 @@
 #     name: python3
 # ---
 # %% [markdown]
-# # 7. Allreduce: the sum that everybody needs
+# # 7. Allreduce: the sum on every rank
 #
-# Every rank has a vector of numbers, and every rank is to have the sum of them all. If the vectors are gradients, that
-# is data-parallel training, and this one operation decides how fast it is. There are surprisingly many ways to do it:
+# Every rank has a vector, and every rank needs the sum of all vectors. In data-parallel training the vectors are
+# gradients, and the speed of training depends on this operation. There are surprisingly many algorithms for it:
 #
 # 1. a tree up and down;
 # 2. the **ring**: write it, and have it checked, drawn, priced, and run;
 # 3. **doubling** and **halving**: for few bytes, and for many;
 # 4. two trees at once;
 # 5. no messages at all: **shared memory**;
-# 6. which one when: a map, and a race on this machine.
+# 6. when to use which: a map, and a race on this machine.
 
 # %%
 # %load_ext parallel.launch.notebook
@@ -35,7 +35,6 @@ import collectives
 import exercises.patterns as exercise
 from collectives import Copy, Barrier, Recv, RecvReduce, Reduce, Send, chunk, puzzles
 from collectives.algorithms import allreduce
-from collectives.algorithms.trees import two_trees
 from collectives.pricing.networks import Network
 
 checks.style()
@@ -51,11 +50,11 @@ collectives.draw(allreduce.reduce_broadcast, 8, 4, title="reduce, then broadcast
 
 # %% [markdown]
 # Count the arrows that touch rank 0: six whole vectors pass through its port, while rank 7 has one in and one out. Most
-# of the machine stands idle. Nobody should be special.
+# of the machine is idle. No rank should be special.
 #
 # ## The ring, by hand
 #
-# Four ranks in a circle. Each keeps a running `total`, and passes on to its right neighbour what it last got from its
+# Four ranks in a circle. Each keeps a running `total`, and sends to its right neighbour what it last received from its
 # left one. After `size - 1` rounds every rank has seen every vector once. With nothing but `Sendrecv`:
 
 # %%
@@ -76,15 +75,15 @@ for step in range(size - 1):
     print(f"round {step}: {total[0]:g}")
 
 # %% [markdown]
-# It works, and all are busy all the time. But in each of the p - 1 rounds every rank sends its **whole** vector of n
-# numbers: with 100 ranks, 99 vectors. It is a waste of a subtle kind: all ranks do the *same additions*.
+# It works, and all ranks are busy all the time. But in each of the p - 1 rounds every rank sends its **whole** vector
+# of n numbers: with 100 ranks, 99 vectors. And all ranks do the *same additions*.
 #
 # ## The ring in parts
 #
 # Cut the vector into p parts and make each rank responsible for one. The ring is walked twice:
 #
-# - **reduce-scatter**, p - 1 rounds: each part goes once round the ring, and every rank *adds* its own. In every round
-#   each rank sends one part, a different one from its neighbours'. Afterwards each rank has one part of the sum
+# - **reduce-scatter**, p - 1 rounds: each part goes once round the ring, and every rank *adds* its own values. In every
+#   round each rank sends one part, a different one from its neighbours'. Afterwards each rank has one part of the sum
 #   complete.
 # - **allgather**, p - 1 rounds: the complete parts go round once more and are *copied*.
 #
@@ -92,8 +91,8 @@ for step in range(size - 1):
 # are.**
 #
 # **Exercise 1.** Write it. In round k (0, 1, ...) of the first walk, rank r sends part r - k to the right, and receives
-# part r - k - 1 from the left, adding it to its own (`RecvReduce`). Which part is complete on rank r then? That one it
-# sends first on the second walk (`Recv` copies).
+# part r - k - 1 from the left, adding it to its own (`RecvReduce`). Which part is complete on rank r then? It sends
+# that part first on the second walk (`Recv` copies).
 
 # %%
 print(puzzles.ring)
@@ -109,7 +108,7 @@ def ring(rank, size, count):
     for k in range(size - 1):
         yield Send(right, "x", *chunk_of(rank - k)), RecvReduce(left, "x", *chunk_of(rank - k - 1))
     for k in range(size - 1):
-        # gap: what is complete goes round: which part leaves in round k, which one comes
+        # gap: complete parts go round: which part is sent in round k, which one is received
         # yield Send(right, "x", *chunk_of(rank - k)), Recv(left, "x", *chunk_of(rank - k - 1))
         # solution
         yield Send(right, "x", *chunk_of(rank + 1 - k)), Recv(left, "x", *chunk_of(rank - k))
@@ -129,30 +128,24 @@ collectives.draw(ring, 4, 8, title="your ring")
 # Checked for 1 to 17 ranks, for vectors that divide evenly and that do not, with sends that return at once and with
 # sends that wait. Follow one colour: it goes round once and grows into a sum, then goes round again and is only copied.
 #
-# What every rank holds, round by round (a square is x; across it the elements, down it whose data is in them):
+# This is what every rank holds, round by round (a square is x: its columns are the elements, its rows the ranks whose
+# data they contain):
 
 # %%
 collectives.draw_buffers(ring, 4, 4, title="x on the way")
 
 # %% [markdown]
-# The diagonal of full columns after round 2 is the reduce-scatter: each rank has one part of the sum, complete. How
-# much does a rank send, in vectors?
+# The diagonal of full columns after round 2 is the result of the reduce-scatter: each rank has one complete part of the
+# sum. How many vectors does a rank send?
 
 # %%
-p = np.arange(2, 65)
-_, ax = plt.subplots(figsize=(7, 2.9))
-ax.plot(p, p - 1, color=checks.RED, label="whole vectors round the ring: p - 1")
-ax.plot(p, np.ceil(np.log2(p)), color=checks.ORANGE, label="up and down a tree: log2(p), rounded up")
-ax.plot(p, 2 * (p - 1) / p, color=checks.BLUE, label="the ring in parts: 2 (p - 1)/p")
-ax.set(title="What the busiest rank sends (and receives)", xlabel="ranks p", ylabel="vectors sent", ylim=(0, 13))
-ax.legend()
-plt.show()
+exercise.draw_vectors_sent()
 
 # %% [markdown]
 # No algorithm of messages sends less than the blue line. The ring is not the only one that reaches it: recursive
 # halving and doubling sends as little, in $2\log_2 p$ rounds instead of $2(p-1)$, where $p$ is a power of two. The ring
 # reaches it for every number of ranks, and needs only links between neighbours. Training libraries use it for these two
-# reasons, and this project has its name from it. It runs as you have written it:
+# reasons, and this project is named after it. It runs as you have written it:
 
 # %%
 # %%mpi -n 4 --with ring
@@ -170,10 +163,10 @@ x
 # ## Few rounds: doubling
 #
 # The ring has one weakness: 2 (p - 1) rounds. With 1,024 ranks and 20 µs a message that is 41 ms, for a single number.
-# For short vectors what counts is rounds.
+# For short vectors the number of rounds matters.
 #
-# **Exercise 2.** *Recursive doubling.* In round k ranks whose numbers differ in bit k (`rank ^ 2**k`) exchange all that
-# they have, and both add. After the first round everybody has the sum of a pair, then of four, then of eight. For a
+# **Exercise 2.** *Recursive doubling.* In round k, ranks whose numbers differ in bit k (`rank ^ 2**k`) exchange their
+# whole vectors, and both add. After the first round every rank has the sum of two, then of four, then of eight. For a
 # power of two ranks.
 
 
@@ -181,7 +174,7 @@ x
 def doubling(rank, size, count):
     bit = 1
     while bit < size:
-        # gap: exchange with the partner of this bit, and add what comes
+        # gap: exchange with the partner of this bit, and add what is received
         # partner = rank + bit
         # yield Send(partner, "x", 0, count), Recv(partner, "x", 0, count)
         # solution
@@ -202,15 +195,15 @@ checks.graded(puzzles.doubling.grade(doubling))
 collectives.draw(doubling, 8, 4, title="recursive doubling")
 
 # %% [markdown]
-# A **butterfly**: three rounds for eight ranks, ten for 1,024. But again the whole vector in each. Can one have few
-# rounds *and* few bytes? Yes: exchange **halves**. In the first round each gives away one half of the vector and keeps
-# the other to add up; in the next a quarter, and so on; then the finished parts come back, doubling. That is
-# Rabenseifner's algorithm: $2 \log_2 p$ rounds and as few bytes as the ring.
+# A **butterfly**: three rounds for eight ranks, ten for 1,024. But again each round carries the whole vector. Few
+# rounds *and* few bytes are possible: exchange **halves**. In the first round each rank sends one half of the vector
+# away and sums the other; in the next round a quarter, and so on. Then the complete parts come back, doubling in size.
+# This is Rabenseifner's algorithm: $2 \log_2 p$ rounds and as few bytes as the ring.
 #
 # **Exercise 3.** Write it for a power of two ranks. The first half is done: with the partners of the bits p/2, p/4,
-# ..., 1 each rank gives away half of the range `lo:hi` that it still sums, and keeps the other. On the way back the
-# ranges grow again: what does a rank send to the partner of bit 1, what comes, and what does it have then? (`ranges`
-# has what it had before each exchange.)
+# ..., 1 each rank sends away half of the range `lo:hi` that it still sums, and keeps the other half. On the way back
+# the ranges grow again: what does a rank send to the partner of bit 1, what does it receive, and what does it have
+# then? (`ranges` lists partner, kept and sent range of each exchange.)
 
 # %%
 print(puzzles.halving)
@@ -226,7 +219,7 @@ def halving(rank, size, count):
         ranges.append((partner, keep, give))
         lo, hi = keep
         bit //= 2
-    # gap: the same exchanges backwards: what is complete is sent, what was given away comes back
+    # gap: the same exchanges backwards: send the complete range, receive the one that was sent away
     # for partner, keep, give in ranges:
     #     yield Send(partner, "x", *keep), Recv(partner, "x", *give)
     # solution
@@ -253,14 +246,15 @@ collectives.draw(ring, 8, 8, axes[1], title="ring")
 plt.show()
 
 # %% [markdown]
-# (Then why a ring at all? It talks to neighbours only, which suits most networks; it works as well for 7 ranks as for
-# 8; and its messages are all alike. And on a network where everything is shared, long arrows disturb each other.)
+# (The ring still has advantages: it needs only neighbours, which suits most networks; it works as well for 7 ranks as
+# for 8; and its messages all have the same size. On shared networks, messages between distant ranks slow each other
+# down.)
 #
-# A ring has a price, too. It needs all of its links, in every round.
+# The ring has a price, too: it needs all of its links in every round.
 #
 # **Exercise 4.** Link r goes from rank r to the next one; a message of m bytes takes `alphas[r] + betas[r] * m` on it.
-# How long does a ring allreduce of n bytes take? (In every round each link carries one part. After some rounds all
-# ranks keep step.)
+# How long does a ring allreduce of n bytes take? (In every round each link carries one part, and the slowest link
+# determines the pace of all ranks.)
 
 
 # %%
@@ -287,30 +281,24 @@ print(f"4 MB on 8 ranks: {1e3 * even:.1f} ms; with one link of eight ten times s
 # %% [markdown]
 # ## Two trees at once
 #
-# A tree has one more trick in it. In a pipelined binary tree the inner ranks are busy, and the *leaves*, half of all
-# ranks, have a free port: they send nothing down. So take two trees over the same ranks, made so that whoever is inside
-# one is a leaf of the other (Sanders, Speck, Träff 2009), and send half of the vector through each. NCCL does this on
-# thousands of GPUs.
+# In a pipelined binary tree the inner ranks are busy, and the *leaves*, half of all ranks, have a free port: they send
+# nothing down. So take two trees over the same ranks, such that an inner rank of one is a leaf of the other (Sanders,
+# Speck, Träff 2009), and send half of the vector through each. NCCL does this on thousands of GPUs.
 
 
 # %%
-_, axes = plt.subplots(1, 2, figsize=(11, 3))
-for ax, tree, colour, title in zip(
-    axes, two_trees(12), (checks.BLUE, checks.RED), ("one half of the vector", "the other half"), strict=True
-):
-    exercise.draw_tree(ax, tree, colour, title + " (filled: passes on)")
-plt.show()
+exercise.draw_two_trees()
 
 # %% [markdown]
 # ## No messages: shared memory
 #
-# Ranks on one machine can do better than send. They can map the *same memory*, and read each other's vectors. What they
-# then need is a **barrier**: nobody may read before the other has written. `Barrier()` waits until all have come;
+# Ranks on one machine can do better than send. They can map the *same memory*, and read each other's vectors. Then they
+# need a **barrier**: no rank may read before the other has written. `Barrier()` waits until all ranks have reached it;
 # `Copy(..., of=q)` reads rank q's buffer, and `to=q` writes it.
 #
-# **Exercise 5.** The sum of four ranks, without a message, and without anybody adding more than its share: rank r adds
-# up *part r* of all vectors, in a buffer `sum` of its own, and writes it into everybody's x. First the barriers: where
-# must they be? (If one is missing, the checker finds the race: two ranks, one element, one of them writing.)
+# **Exercise 5.** Sum the vectors of four ranks without messages, with equal work for each: rank r adds up *part r* of
+# all vectors, in a buffer `sum` of its own, and writes it into the x of every rank. Where must there be barriers? (If
+# one is missing, the checker finds the race: two ranks use one element at the same time, and one of them writes.)
 
 # %%
 print(puzzles.memory)
@@ -321,7 +309,7 @@ def in_memory(rank, size, count):
     lo, hi = chunk(count, size, rank)  # my share
     yield (Copy("sum", 0, hi - lo, "x", lo, of=0),)  # of rank 0's x
     yield tuple(Reduce("sum", 0, hi - lo, "x", lo, operand_left=False, of=q) for q in range(1, size))
-    # gap: write the sum to its place in the x of every rank q (`to=q`); and nobody may leave before all have written
+    # gap: write the sum to its place in the x of every rank q (`to=q`); and no rank may leave before all have written
     # yield (Copy("x", lo, hi, "sum", 0),)
     # solution
     yield tuple(Copy("x", lo, hi, "sum", 0, to=q) for q in range(size))
@@ -336,9 +324,9 @@ checks.graded(puzzles.memory.grade(in_memory))
 collectives.draw(in_memory, 4, 16, title="shared memory")
 
 # %% [markdown]
-# Why no barrier *before* the writing? Because rank r alone reads and writes part r, of all vectors: nobody else looks
-# there until the end. With one more barrier at the start (that all vectors are ready) this is what all runs on one
-# machine do here by default; `shared.arrays` is the real one.
+# Why no barrier *before* the writing? Because only rank r reads and writes part r of all vectors until the end. With
+# one more barrier at the start, which ensures that all vectors are ready, this is the default on one machine here
+# (`shared.arrays`).
 #
 # ## Which one when
 #
@@ -392,7 +380,7 @@ for ranks in (8, 32, 256):
 checks.right(f"with 32 ranks the ring is faster from {border(32, 20e-6, 8e-10) / 1e3:.0f} KB on")
 
 # %% [markdown]
-# And the whole map: for every number of ranks and every length, who wins?
+# And the whole map: which algorithm is the fastest, for every number of ranks and every length?
 
 # %%
 ranks, sizes = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128], 4 ** np.arange(1, 14)
@@ -404,16 +392,7 @@ costs = np.array(
     ]
 )  # fmt: skip
 winner = costs.argmin(axis=0)
-_, ax = plt.subplots(figsize=(8.5, 4))
-palette = (checks.BLUE, checks.ORANGE, checks.GREEN, checks.PINK, checks.SKY)
-for k, (name, colour, mark) in enumerate(zip(ways, palette, "os^D>", strict=True)):
-    rows, columns = np.nonzero(winner == k)
-    label = name if len(rows) else f"{name}: never"
-    ax.plot(sizes[columns], rows, mark, ms=11, color=colour, label=label)
-ax.set(xscale="log", xlabel="bytes", ylabel="ranks", title="the fastest allreduce, by its formula")
-ax.set_yticks(range(len(ranks)), ranks)
-ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), markerscale=0.7)
-plt.show()
+exercise.draw_winners(ways, winner, sizes, ranks)
 
 # %% [markdown]
 # Short vectors are summed fastest by doubling. For longer ones halving and doubling wins where the number of ranks is a
@@ -422,8 +401,8 @@ plt.show()
 
 # %% [markdown]
 # Now the real thing. Four ranks of *this* machine; your ring, the library's algorithms, shared memory, and the MPI
-# library's own Allreduce. (Where there are fewer than four cores, ranks also wait for a core, and the picture is a poor
-# one. A race wants a quiet machine.)
+# library's own Allreduce. (With fewer than four cores, ranks also wait for a core, and the times say little. Run this
+# on an idle machine.)
 
 # %%
 # %%mpi -n 4 --with ring,doubling -o sizes,measured
@@ -456,12 +435,12 @@ slowest = {name: [max(each[name][i] for each in measured) for i in range(len(siz
 collectives.draw_race(slowest, 4, sizes[0], title="allreduce, measured on this machine")
 
 # %% [markdown]
-# What the library chooses on one machine is shared memory: nothing is sent, and for long vectors that is what counts.
+# On one machine the library chooses shared memory: no messages are sent, which matters for long vectors.
 #
-# Two promises that every one of these keeps, and that training builds on:
+# All of these algorithms have two properties that training relies on:
 #
 # - **Between ranks: the same to the last bit.** Each part of the sum is computed once, by one rank, and copied (or, in
-#   the butterfly, by all in an order that gives the same). So replicas of a model cannot drift apart.
+#   the butterfly, by all in an order that gives the same). So replicas of a model stay equal.
 # - **Against one process: the same to rounding.** $(a + b) + c$ and $a + (b + c)$ may differ in the last digit.
 #
 # **To try further.** Break

@@ -12,16 +12,16 @@
 # %% [markdown]
 # # 8. Data parallelism: master, parameter server, allreduce
 #
-# The gradient of a batch is a **sum over its samples**. So several ranks can each take some samples, and somebody must
-# add up what they find. That is the whole idea of data parallelism; all the rest is *who adds, and who has the
+# The gradient of a batch is a **sum over its samples**. So several ranks can each take some samples, and their
+# gradients are added up. That is data parallelism. Its variants differ in *which ranks add, and which have the
 # parameters*:
 #
 # 1. on paper: why it is exact, and the one mistake;
 # 2. **parameter servers**: some ranks keep the parameters, the others compute. You write one;
-# 3. **master and workers**: one rank has everything, and deals out work;
-# 4. **decentralised**: everybody has the parameters, and all add up together;
-# 5. what the busiest rank has to carry: why the third won;
-# 6. one slow rank, and who waits for it.
+# 3. **master and workers**: one rank has everything, and hands out work;
+# 4. **decentralised**: every rank has the parameters, and all add up together;
+# 5. the traffic of the busiest rank: why the third variant won;
+# 6. one slow rank, and the ranks that wait for it.
 #
 # All of them compute what one process computes. That is checked, every time.
 
@@ -54,8 +54,8 @@ checks.style()
 # $$ C(w) = \frac{1}{2B} \sum_{i=1}^{B} (x_i \cdot w - y_i)^2, \qquad
 #    \nabla C = \frac{1}{B} \sum_{i=1}^{B} (x_i \cdot w - y_i)\, x_i. $$
 #
-# Half of the samples can be summed on one rank, half on another, and the two sums added. The only care needed: each
-# rank divides by B, the samples of *all* ranks, not by its own number. Then it is right for uneven shares, too.
+# Half of the samples can be summed on one rank, half on another, and the two sums added. But each rank must divide by
+# B, the number of samples of *all* ranks, not by its own number. Then the result is also right for uneven shares.
 
 # %%
 rng = np.random.default_rng(0)
@@ -81,10 +81,10 @@ print("one process:", path_alone[-1])
 # Now on two ranks. The ranks do not know this notebook; `--with` gives them what they need: `gradient` as source, `X`
 # and `y` as arrays.
 #
-# **Exercise 1.** One line is missing that makes two trainings into one: put it in. `comm.Allreduce(MPI.IN_PLACE, g)`
-# replaces g by the sum of everybody's g. And look at what the gradient is divided by.
+# **Exercise 1.** One line is missing, so the two ranks train separately: add it. `comm.Allreduce(MPI.IN_PLACE, g)`
+# replaces g by the sum of all ranks' g. And check what the gradient is divided by.
 #
-# (A rank that computes a wrong sum is not noticed by anybody: look at the paths.)
+# (A wrong sum raises no error: compare the paths.)
 
 # %%
 # %%mpi -n 2 --with gradient,X,y -o path,count
@@ -126,14 +126,14 @@ exercise.draw_paths(path, path_alone)
 plt.show()
 
 # %% [markdown]
-# Without the sum there are two different models, each from half of the data. With the sum, but divided by one's own
-# number of samples, the step would be about twice too long: the mistake that one finds in real programs. (And with
-# uneven shares it is not even the gradient.)
+# Without the sum there are two different models, each from half of the data. With the sum, but divided by the rank's
+# own number of samples, the step is about twice too long: a mistake that real programs contain. (With uneven shares the
+# result is not even the gradient.)
 #
-# Many programs do it the other way: each rank computes its *mean* gradient, and the means are combined. That is right
-# only if ranks with more samples count more.
+# Many programs do it differently: each rank computes its *mean* gradient, and the means are combined. That is right
+# only if each mean is weighted by its number of samples.
 #
-# **Exercise 2.** The gradient of all samples, from the means of the ranks and their numbers of samples.
+# **Exercise 2.** Compute the gradient over all samples from the means of the ranks and their numbers of samples.
 
 
 # %%
@@ -157,8 +157,8 @@ exercise.check_combine(combine)
 # In the first systems for large networks (DistBelief, 2012) the parameters lived on **servers**. In every step workers
 # *push* gradients, the server adds them up and makes the step, and the workers *pull* the new parameters.
 #
-# **Exercise 3.** Rank 3 serves three workers. Write its step. It adds in the order of the ranks, whoever comes first,
-# so that every run gives the same bits. (Worker 0 is late here, on purpose.)
+# **Exercise 3.** Rank 3 serves three workers. Write its step. It adds in the order of the ranks, whichever gradient
+# arrives first, so that every run gives the same bits. (Worker 0 is late here, on purpose.)
 
 # %%
 # %%mpi -n 4 --with gradient,X,y -o path -t 30
@@ -236,9 +236,10 @@ w_one = one.flat_parameters.copy()
 print(f"{len(losses)} steps, loss {losses[0]:.3f} -> {losses[-1]:.3f}, {one.network.layout.count:,} parameters")
 
 # %% [markdown]
-# How would it look with four machines? Schedules can compute, too: `Compute(name, ..., seconds)`. So each family is a
-# text, and the clock draws its timeline: forward 3, backward 6, update 1 units of time for a quarter of the batch; a
-# vector of parameters is 12 elements, of 0.25 each, 0.2 to start a message.
+# What would it look like on four machines? Schedules can contain computation: `Compute(name, ..., seconds)`. So each
+# family is a schedule, and the simulator draws its timeline. Forward takes 3 units of time, backward 6 and the update
+# 1, for a quarter of the batch; the parameters are 12 elements of 0.25 units each, and a message takes 0.2 units to
+# start.
 
 # %%
 PARAMETERS, four = 12, Network.hockney(0.2, 0.25)
@@ -294,13 +295,13 @@ for ax, (name, family) in zip(axes, families.items(), strict=True):
 plt.show()
 
 # %% [markdown]
-# Grey is waiting, for messages or for each other. The master's workers stand still while it deals, computes the loss
-# and updates; the server stands still while workers compute, and they while it receives one vector after the other
-# through its one port. At the bottom nobody is special.
+# Grey is waiting, for messages or for other ranks. The workers of the master are idle while it hands out samples,
+# computes the loss and updates. The server is idle while workers compute, and they are idle while it receives one
+# vector after the other through its one port. At the bottom all ranks do the same.
 #
 # ## Master and workers
 #
-# The real one, as in `--strategy dp`. `Timeline` notes what every rank does and when.
+# The real one, as in `--strategy dp`. `Timeline` records what every rank does and when.
 
 # %%
 # %%mpi --session team -n 4 --with work,train,nn,np,Sequential -o w_dp,events
@@ -322,15 +323,14 @@ assert np.abs(w_dp[0] - w_one).max() < 1e-12, "the master has the parameters of 
 draw_timeline(excerpt(events[0], steps=2), title="master and workers: two steps, measured")
 
 # %% [markdown]
-# (Four ranks on a laptop share its cores, so bars are longer than they would be on four machines, and some of them are
-# not work but the wait for a core. The picture above shows what four machines would do; the order of things is the
-# same.)
+# (Four ranks on a laptop share its cores, so bars are longer than on four machines, and include waiting for a core. The
+# picture above shows four machines; the order of events is the same.)
 #
 # ## The parameter server
 #
-# Yours had one server for three numbers. The library's cuts the parameters among as many servers as one likes. Push and
-# pull are schedules like all others; the very text that runs is drawn here: on the left two workers, ranks 0 and 1, and
-# two servers, each with half; on the right a server on every worker, with a quarter each.
+# Yours had one server for three numbers. The library divides the parameters among any number of servers. Push and pull
+# are schedules like all others, and the code that runs is drawn here: on the left two workers, ranks 0 and 1, and two
+# servers with half of the parameters each; on the right a server on every worker, with a quarter each.
 
 
 # %%
@@ -360,12 +360,12 @@ assert np.array_equal(w_ps[0], w_ps[1]), "the workers have the same bits"
 draw_timeline(excerpt(events[0], steps=3), title="one parameter server, rank 3, measured")
 
 # %% [markdown]
-# Look at the right-hand picture of the servers once more, and follow one colour: in round 0 all that there is of it is
-# added up on one rank, in round 1 it goes out to all. After the push each rank has the sum of one quarter, after the
-# pull everybody has everything. That is a **reduce-scatter** and an **allgather**: with as many servers as workers the
-# parameter server *has become* an allreduce.
+# Look at the right-hand picture of the servers once more, and follow one colour: in round 0 it is added up on one rank,
+# in round 1 it goes to all ranks. After the push each rank has the sum of one quarter, after the pull every rank has
+# all of it. That is a **reduce-scatter** and an **allgather**: with as many servers as workers the parameter server
+# *has become* an allreduce.
 #
-# ## Nobody is special
+# ## All ranks are equal
 #
 # Every rank has all parameters and an optimizer. Gradients are summed by an allreduce, and all make the same update.
 
@@ -385,9 +385,9 @@ assert np.abs(w_ddp[0] - w_one).max() < 1e-12, "and the parameters of one proces
 draw_timeline(excerpt(events[0], steps=4), title="decentralised: four steps, measured")
 
 # %% [markdown]
-# Here all gradients are summed behind backward. But the last layer's gradients are ready long before the first layer's:
-# they may be on their way while backward goes on. A message for every layer would cost many starts (notebook 5), so
-# layers are put together in **buckets** of a few megabytes, in the order in which backward finishes them.
+# Here all gradients are summed after backward. But the last layer's gradients are ready long before the first layer's,
+# and can be sent while backward goes on. A message for every layer would cost many starts (notebook 5), so layers are
+# combined into **buckets** of a few megabytes, in the order in which backward finishes them.
 #
 # **Exercise 4.** `sizes[l]` are the bytes of layer l's gradients. Fill buckets from the last layer to the first, each
 # as full as `limit` allows; a layer that is larger than the limit has a bucket of its own.
@@ -422,8 +422,9 @@ def buckets(sizes, limit):
 exercise.check_buckets(buckets)
 
 # %% [markdown]
-# **Exercise 5.** How long is a step then? Forward, then backward, bucket after bucket. A bucket leaves when its
-# gradients are ready *and* the sum of the one before is done. The update waits for the last sum; it takes no time here.
+# **Exercise 5.** How long is a step then? Forward runs, then backward, bucket after bucket. The sum of a bucket starts
+# when its gradients are ready *and* the sum of the bucket before is done. The update waits for the last sum; it takes
+# no time here.
 
 
 # %%
@@ -448,25 +449,17 @@ def step_seconds(forward, backward, sums):
 exercise.check_overlap(step_seconds)
 
 # %%
-layers = 20
-_, ax = plt.subplots(figsize=(7, 2.8))
-counts = [1, 2, 4, 5, 10, 20]
-for network_seconds, colour in ((4.0, checks.BLUE), (8.0, checks.RED)):
-    times = [step_seconds(4.0, [8.0 / n] * n, [network_seconds / n + 0.15] * n) for n in counts]
-    ax.plot(counts, times, "o-", color=colour, label=f"sums of {network_seconds:g} s in all, and 0.15 s for each start")
-ax.set(title="a step of 12 s of computation", xlabel="buckets", ylabel="seconds of a step", ylim=(11, 21))
-ax.legend()
-plt.show()
+exercise.draw_overlap(step_seconds)
 
 # %% [markdown]
 # More buckets leave earlier, and cost more starts. PyTorch's default is 25 MB.
 #
 # ## What the busiest rank carries
 #
-# A picture of four ranks says little about forty. So count: how many vectors (of n parameters) must the busiest rank
+# A picture of four ranks says little about forty. So count: how many vectors of n parameters does the busiest rank
 # receive in a step, with s servers on ranks of their own and w workers?
 #
-# **Exercise 6.** Think of one server: what comes to it from each worker? And of one worker: what comes to it?
+# **Exercise 6.** What does a server receive from each worker? And what does a worker receive?
 
 
 # %%
@@ -528,31 +521,18 @@ seconds = {
     ],
     "ring allreduce": [price(allreduce.ring, p, count, network=network).seconds for p in sizes],
 }
-looks = dict(zip(moved, ((checks.GREY, "-"), (checks.RED, "-"), (checks.ORANGE, "-"), (checks.BLUE, "-"), ("k", ":")),
-                 strict=True))  # fmt: skip
-_, (left, right) = plt.subplots(1, 2, figsize=(11.5, 3.8))
-for name, each in moved.items():
-    left.plot(ranks, each, label=name, color=looks[name][0], ls=looks[name][1], lw=2.4 if name[0] == "r" else 1.8)
-left.set(xlabel="ranks", ylabel="vectors of n", ylim=(0, 12), title="what the busiest rank carries in a step")
-left.legend()
-for name, each in seconds.items():
-    right.loglog(sizes, each, marker="o", color=looks[name][0], ls=looks[name][1], label=name)
-right.set_xticks(sizes, sizes)
-right.set_xticks([], minor=True)
-right.set(xlabel="ranks", ylabel="seconds a step", title="25 million parameters, 10 Gbit/s")
-plt.show()
+exercise.draw_busiest(moved, ranks, seconds, sizes)
 assert seconds["one parameter server"][-1] > 10 * seconds["ring allreduce"][-1]
 
 # %% [markdown]
-# One server: a line without end. The master's trees: a logarithm (and the batch and the outputs on top, and the
-# waiting). As many servers as workers: n, but only half of the ranks compute. A server on every worker carries exactly
-# what a ring does,
-# **2 (p - 1)/p n**: less than 2 n, however many ranks there are.
+# With one server the traffic grows linearly. With the master's trees it grows with the logarithm (plus the batch, the
+# outputs, and waiting). With as many servers as workers it is n, but only half of the ranks compute. A server on every
+# worker carries exactly what a ring does, **2 (p - 1)/p n**: less than 2 n, however many ranks there are.
 #
 # ## One slow rank
 #
-# Synchronous training goes at the pace of the slowest. Here rank 1 takes 30 ms longer to compute, in every step; nobody
-# else is touched. Look where *their* time goes.
+# Synchronous training runs at the pace of the slowest rank. Here rank 1 takes 30 ms longer in every step. See what the
+# *other* ranks do in that time.
 
 # %%
 # %%mpi --session team -o events
@@ -580,7 +560,7 @@ trainer.close()
 draw_timeline(excerpt(events[0], steps=3), title="rank 1 is slow, measured")
 
 # %% [markdown]
-# Rank 1 computes for most of the time; the others' bars are grey: they wait for it. On four machines, by the clock:
+# Rank 1 computes for most of the time; the others' bars are grey: they wait for it. On four machines, simulated:
 
 
 # %%
@@ -597,7 +577,7 @@ draw_timeline(
 )
 
 # %% [markdown]
-# What can be done about it? Not to wait: notebook 10. To lose it altogether, and go on: notebook 16.
+# There are two remedies: do not wait for it (notebook 10), or go on without it (notebook 16).
 #
 # **To try further.** Give the parameter server two servers (`servers=2`) and draw its timeline. Why do two servers and
 # two workers not compute as fast as three workers and one? `place="workers", servers=1`: what does the busiest rank

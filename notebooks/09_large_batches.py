@@ -14,16 +14,16 @@
 # # 9. Large batches
 #
 # Data parallelism gives each of p ranks b samples of a step, so a step has p b of them. With 256 GPUs and 32 samples
-# each that is a batch of 8,192, and whoever just lets it run finds that the network has become *worse*. This notebook
-# shows why, and what is done about it:
+# each that is a batch of 8,192, and with unchanged settings the network becomes *worse*. This notebook shows why, and
+# the remedies:
 #
-# 1. why one wants large batches at all;
+# 1. why large batches are useful;
 # 2. **linear scaling**: k times the batch, k times the learning rate, and when that is allowed;
 # 3. **warm-up**: why the first steps are different;
 # 4. **LARS** and **LAMB**: a rate for each tensor, made of norms.
 #
-# How many ranks share a batch plays no part here: each strategy of this project computes what one process computes.
-# So one process is enough to learn what a large batch does.
+# The number of ranks that share a batch does not matter here: each strategy of this project computes what one process
+# computes. So one process is enough to study large batches.
 
 # %%
 import matplotlib.pyplot as plt
@@ -33,7 +33,6 @@ from threadpoolctl import threadpool_limits
 import checks
 import exercises.large_batches as exercise
 import nn
-from checks import BLUE, GREEN, GREY, ORANGE, RED
 from nn.optim.learning_rates import MultiStep, Warmup
 
 # %matplotlib inline
@@ -44,10 +43,10 @@ limits = threadpool_limits(1, user_api="blas")  # matrices as small as ours are 
 # ## 1. Why large
 #
 # A step on p ranks takes the time to compute b samples, and then the time to sum the gradients. The second does not
-# depend on b. So with a *fixed* global batch of 256, more ranks have less and less to compute for the same sum; with
-# a fixed batch *on each rank* they have not. Take ResNet-50: 25.5 million parameters, 1/200 second for a sample
-# (forward and backward, on one GPU), a network of 100 Gbit/s. A ring on p ranks sends 2 (p - 1) messages of n/p
-# bytes, one after the other (notebook 07).
+# depend on b. So with a *fixed* global batch of 256, each of more ranks computes less for the same sum; with a fixed
+# batch *on each rank* it computes as much as before. Take ResNet-50: 25.5 million parameters, 1/200 second for a sample
+# (forward and backward, on one GPU), a network of 100 Gbit/s. A ring on p ranks sends 2 (p - 1) messages of n/p bytes,
+# one after the other (notebook 07).
 
 # %%
 ALPHA, BETA, NBYTES = 5e-6, 8 / 100e9, 4 * 25_500_000  # seconds a message, seconds a byte; bytes of the gradients
@@ -55,28 +54,15 @@ ranks = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 summing = [2 * (p - 1) * (ALPHA + NBYTES / p * BETA) for p in ranks]  # a ring
 images = 1_280_000  # of ImageNet, an epoch
 
-fig, ax = plt.subplots(figsize=(6.8, 3.2))
-for name, share, colour in (
-    ("256 samples in a step", lambda p: 256 / p, RED),
-    ("32 samples on each rank", lambda p: 32, BLUE),
-):
-    epoch = [images / (share(p) * p) * (share(p) / 200 + s) for p, s in zip(ranks, summing, strict=True)]
-    ax.plot(ranks, np.array(epoch) / 60, "o-", color=colour, label=name)
-    ax.annotate(f"{epoch[-1] / 60:.2g} min", (256, epoch[-1] / 60), xytext=(6, -3), textcoords="offset points")
-ax.plot(ranks, images / 200 / np.array(ranks) / 60, ":", color=GREY, label="if sums took no time")
-ax.set(xscale="log", yscale="log", xlabel="ranks", ylabel="minutes an epoch", title="An epoch of ResNet-50 (computed)")
-ax.set_xticks(ranks, ranks)
-ax.set_xticks([], minor=True)
-ax.legend()
-plt.show()
+exercise.draw_epochs(images, ranks, summing)
 
 # %% [markdown]
-# With one sample left for a rank, ranks mostly wait for sums. With 32 each, the network is hardly noticed: but the
+# With one sample on each rank, ranks mostly wait for sums. With 32 on each, the sums take little of the time, but the
 # batch is now 32 x 256 = 8,192.
 #
 # ## 2. What goes wrong
 #
-# We shall train on the embedded digits, with a batch of 16 (ours is a small world) and with 192. The network has two
+# We train on the digits of the package, with a batch of 16 (the data set is small) and with 192. The network has two
 # hidden layers and learns for 12 epochs with momentum 0.9; the rate falls to a tenth after two thirds of them.
 
 # %%
@@ -119,7 +105,7 @@ curves = {
 exercise.draw_errors(curves, "The same rate: too little happens in an epoch")
 
 # %% [markdown]
-# The large batch makes 12 times fewer steps, each of the same length. It has simply not gone far enough.
+# The large batch makes 12 times fewer steps, each of the same length. So it does not get far enough.
 #
 # ## 3. Linear scaling
 #
@@ -132,13 +118,13 @@ exercise.draw_errors(curves, "The same rate: too little happens in an epoch")
 #
 # $$ \hat w_{t+1} = w_t - \hat\eta\, \frac1{kn} \sum_{j<k} \sum_{x \in B_j} \nabla \ell(x, w_t) . $$
 #
-# They differ in one place: *where* the gradients are taken. **If** $\nabla\ell(x, w_{t+j}) \approx \nabla\ell(x, w_t)$
-# then they agree, provided that $\hat\eta = k\,\eta$. This is the linear scaling rule (Goyal et al. 2017): *k times the
-# batch, k times the rate*.
+# They differ only in the parameters at which the gradients are taken. **If** $\nabla\ell(x, w_{t+j}) \approx
+# \nabla\ell(x, w_t)$ then they agree, provided that $\hat\eta = k\,\eta$. This is the linear scaling rule (Goyal et al.
+# 2017): *k times the batch, k times the rate*.
 #
-# Is the assumption true? One can look: from one place make k = 12 small steps, and one large step, and measure how far
-# apart they end, in units of the way that was gone. It depends on how long the steps are, and on where one is; so
-# there is a curve for each of some moments of a training run.
+# Is the assumption true? Measure it: from the same parameters make k = 12 small steps, and one large step, and measure
+# the distance between their ends, in units of the distance that the small steps cover. It depends on the rate, and on
+# the moment of training; so there is a curve for each of three moments.
 
 # %%
 network_ = new_network()
@@ -176,31 +162,24 @@ for seed in range(3):
         w -= 0.02 * gradient(w, x_train[chosen[:SMALL]], y_train[chosen[:SMALL]])
 found = 100 * np.mean(np.reshape(found, (3, len(moments), len(rates))), axis=0)
 
-fig, ax = plt.subplots(figsize=(6.8, 3.2))
-for step, each, colour in zip(moments, found, (RED, GREEN, BLUE), strict=True):
-    ax.plot(rates, each, "o-", color=colour, label=f"after {step} steps of the small batch")
-ax.set(xscale="log", xlabel="rate of the small batch", ylabel="apart, % of the way", ylim=(0, 150))
-ax.set_xticks(rates, rates)
-ax.set_title(f"{K} steps of {SMALL} samples, and one of {LARGE}")
-ax.legend()
-plt.show()
+exercise.draw_apart(moments, found, rates, K, SMALL, LARGE)
 print(f"rate 0.03: {found[0, 3]:.0f}% apart at the start, {found[1, 3]:.0f}% after 20 steps")
 assert found[1, 3] < found[0, 3], "at the start the large step goes wrong more than soon after"
 
 # %% [markdown]
-# Two things are to be seen. The rule holds where steps are short, and it breaks down where they are long: there is a
-# largest rate, and so a largest batch. And at the very start, when the network knows nothing and the gradients change
-# from step to step, it holds *less* than 20 steps later. (Much later the ends are apart again: then the small steps
-# lead here and there and get nowhere far, and one compares with a short way.)
+# The picture shows two things. The rule holds where steps are short, and fails where they are long: there is a largest
+# rate, and so a largest batch. And at the very start, when the gradients change from step to step, it holds *less* than
+# 20 steps later. (Much later the ends are apart again: then the small steps point in changing directions and cover
+# little distance, in units of which we measure.)
 #
 # ## 4. Warm-up
 #
-# Therefore one begins with the rate of the small batch and raises it, **in equal increments a step**, to k times as
-# much, over the first epochs (five in the paper; three here): *gradual warm-up*. A sudden jump after those epochs
-# (*constant* warm-up) is worse: what went wrong in the first step then goes wrong in a later one.
+# Therefore training begins with the rate of the small batch and raises it **by the same amount each step** to k times
+# as much, over the first epochs (five in the paper, three here): *gradual warm-up*. A sudden jump after those epochs
+# (*constant* warm-up) is worse: it only moves the problem from the first step to a later one.
 #
 # **Exercise 1.** Write the gradual warm-up: at step 0 the rate is `small`, at step `steps` it is `large` and stays so;
-# between, it rises by the same amount every step. (What is there is the constant one.)
+# between, it rises by the same amount every step. (The starter code is the constant one.)
 
 
 # %%
@@ -249,18 +228,18 @@ for schedule in (no_warmup, constant_warmup, gradual_warmup):
 exercise.draw_errors(curves, f"batch {LARGE}: {K} times the rate")
 
 # %% [markdown]
-# Gradual warm-up comes nearest to the small batch; the constant one, whose jump comes after three epochs, is the
-# worst of the scaled ones. The shaded range is that of four seeds, and wide: on so small a problem take the order of
-# the curves, not their digits. On ImageNet, with a batch of 8,192 in place of 256, the error was **23.60%** for the
-# small batch, **23.74** with gradual warm-up, **25.88** with constant warm-up and **24.84** without (Goyal et al.
-# 2017). `scripts/experiments/large_batch.py` does this with Fashion-MNIST: 10.43% small; 10.64 gradual, 11.94
-# constant, 11.51 none.
+# Gradual warm-up comes nearest to the small batch; constant warm-up, which jumps after three epochs, is the worst of
+# the scaled ones. The shaded range over four seeds is wide: on such a small problem only the order of the curves is
+# reliable. On ImageNet, with a batch of 8,192 in place of 256, the error was **23.60%** for the small batch, **23.74**
+# with gradual warm-up, **25.88** with constant warm-up and **24.84** without (Goyal et al. 2017).
+# `scripts/experiments/large_batch.py` does this with Fashion-MNIST: 10.43% small; 10.64 gradual, 11.94 constant, 11.51
+# none.
 #
-# Two details of the paper that are easily forgotten. Biases and the parameters of normalisation get no weight decay; in
-# `nn` that is `Spec.decay`. And **momentum correction**: with the rate outside of the velocity, a step is $v \leftarrow
-# m v + g$, $w \leftarrow w - \eta v$. Some programs put it *inside*, $v \leftarrow m v + \eta g$, $w \leftarrow w - v$.
-# As long as $\eta$ stays, both are the same. In a warm-up it changes in every step, and then v holds gradients with the
-# old rate.
+# Two details of the paper are easily forgotten. Biases and the parameters of normalisation get no weight decay; in `nn`
+# that is `Spec.decay`. And **momentum correction**: with the rate outside of the velocity, a step is $v \leftarrow m v
+# + g$, $w \leftarrow w - \eta v$. Some programs put it *inside*, $v \leftarrow m v + \eta g$, $w \leftarrow w - v$.
+# With a constant $\eta$ both are the same. In a warm-up it changes in every step, and then v contains gradients times
+# the old rate.
 #
 # **Exercise 2.** Write the step with the rate inside, so that it is the same as the one with the rate outside.
 
@@ -289,8 +268,8 @@ exercise.check_correction(momentum_step)
 # %% [markdown]
 # ## 5. LARS: the layers differ
 #
-# Make the batch still larger, and warm-up does not help any more. You et al. (2017) looked at the ratio of two norms,
-# tensor by tensor: how long is the weight, and how long its gradient?
+# With still larger batches warm-up is not enough. You et al. (2017) compared two norms, tensor by tensor: that of the
+# weight and that of its gradient.
 
 # %%
 w = network_.layout.zeros(np.float32)
@@ -300,30 +279,21 @@ names = [name for name, array in network_.layout.items(w) if array.ndim == 2][::
 weights, gradients = dict(network_.layout.items(w)), dict(network_.layout.items(g))
 ratios = [np.linalg.norm(weights[name]) / np.linalg.norm(gradients[name]) for name in names]
 
-fig, ax = plt.subplots(figsize=(6.4, 2.2))
-bars = ax.barh([f"{name}  {weights[name].shape}" for name in names], ratios, color=BLUE)
-ax.bar_label(bars, fmt=" %.0f")
-ax.invert_yaxis()
-ax.set(
-    xlabel="|w| / |g| at the start",
-    title="The rate at which a step would be as long as the weight",
-    xlim=(0, 1.15 * max(ratios)),
-)
-plt.show()
+exercise.draw_ratios(weights, names, ratios)
 
 # %% [markdown]
-# With a rate of this size a step would be as long as the weight itself. One rate for all has to be small enough for
-# the smallest bar, and is then too small for the others; in deep networks the bars differ a hundredfold. **LARS**
+# With a rate of this size a step would be as long as the weight itself. A common rate has to be small enough for the
+# smallest bar, and is then too small for the others; in deep networks the bars differ a hundredfold. **LARS**
 # (layer-wise adaptive rate scaling) gives every tensor a local rate:
 #
 # $$ \lambda = \tau \frac{\lVert w\rVert}{\lVert g\rVert + \beta \lVert w\rVert}, \qquad
 #    v \leftarrow m v + \eta \lambda (g + \beta w), \qquad w \leftarrow w - v $$
 #
-# with the trust $\tau$ = 0.001, the weight decay $\beta$ and the momentum m. So a step is a fixed share of the weight,
-# however long the gradient. Biases have $\lambda$ = 1 and no decay.
+# with the trust $\tau$ = 0.001, the weight decay $\beta$ and the momentum m. So a step is a fixed fraction of the
+# weight, whatever the length of the gradient. Biases have $\lambda$ = 1 and no decay.
 #
-# **Exercise 3.** Write the three formulas for one matrix. `w` and `v` are changed in place. (What is there has no
-# momentum, and no rate of its own for the matrix.)
+# **Exercise 3.** Write the three formulas for one matrix. `w` and `v` are changed in place. (The starter code has no
+# momentum, and no local rate.)
 
 
 # %%
@@ -354,7 +324,7 @@ plt.show()
 # %% [markdown]
 # ## 6. LAMB: the same for Adam
 #
-# Adam has a rate for every *number*. **LAMB** (You et al. 2020) gives its step the length of the weight, tensor by
+# Adam has a rate for every *parameter*. **LAMB** (You et al. 2020) gives its step the length of the weight, tensor by
 # tensor:
 #
 # $$ u = \frac{\hat m}{\sqrt{\hat v} + \varepsilon} + \beta w , \qquad
@@ -362,7 +332,7 @@ plt.show()
 #
 # BERT was trained with it, with a batch of 32,768 in 76 minutes.
 #
-# **Exercise 4.** Write the two formulas; m and v are already made. (What is there is Adam with weight decay.)
+# **Exercise 4.** Write the two formulas; m and v are given. (The starter code is Adam with weight decay.)
 
 
 # %%
@@ -388,16 +358,17 @@ exercise.check_lamb(lamb)
 # %% [markdown]
 # ## 7. How large may it be?
 #
-# Can one know before? A gradient of B samples is the true one, G, and noise, whose squared length is a B-th of the
-# noise $\Sigma$ of one sample: on average
+# Can it be predicted? The gradient of B samples is the true gradient G plus noise. The squared length of the noise is
+# $1/B$ of that of one sample, $\Sigma$: on average
 #
 # $$ |g_B|^2 = |G|^2 + \frac{\Sigma}{B} . $$
 #
-# As long as the noise is what is long, a batch twice as large is twice as good. Beyond $B \approx \Sigma / |G|^2$, the
-# **noise scale** (McCandlish et al. 2018), more samples add little. Nobody knows G; but the lengths of gradients of two
-# batch sizes can be measured (on p ranks for nothing: the gradients before and after the sum).
+# While the noise dominates, doubling the batch halves its squared length: such a step is worth about two steps. Beyond
+# $B \approx \Sigma / |G|^2$, the **noise scale** (McCandlish et al. 2018), more samples add little. G is unknown, but
+# the lengths of gradients of two batch sizes can be measured (on p ranks at no cost: the gradients before and after the
+# sum).
 #
-# **Exercise 5.** The noise scale from two mean squared lengths.
+# **Exercise 5.** Compute the noise scale from two mean squared lengths.
 
 
 # %%
@@ -435,15 +406,11 @@ for step in range(places[-1] + 1):
         scales.append(noise_scale(*lengths, 8, 128))
     chosen = rng.permutation(len(x_train))[:SMALL]
     w -= 0.03 * gradient(w, x_train[chosen], y_train[chosen])
-_, ax = plt.subplots(figsize=(6.4, 2.6))
-bars = ax.bar([f"after {step} steps" for step in places], scales, color=BLUE, width=0.6)
-ax.bar_label(bars, fmt="%.0f")
-ax.set(title="noise scale of our network", ylabel="samples", ylim=(0, 1.2 * max(scales)))
-plt.show()
+exercise.draw_noise_scales(places, scales)
 
 # %% [markdown]
-# It grows while the network learns: at first all samples agree which way is down, later each asks for something else.
-# So the batch may grow during training.
+# It grows while the network learns: at first the gradients of all samples agree, later they differ. So the batch may
+# grow during training.
 #
 # ## 8. As large as it gets
 #
@@ -467,34 +434,17 @@ families = {
         lambda steps: Warmup(lambda step: 0.01 * np.sqrt(batch / 64), max(1, 5 * steps)),
     ),
 }
-fig, ax = plt.subplots(figsize=(6.8, 3.4))
-final = {}
-for (name, make), colour, marker in zip(families.items(), (RED, BLUE, GREEN, ORANGE), "os^D", strict=True):
-    final[name] = [min(train(batch, *make(batch), epochs=20)[-3:]) for batch in sizes]
-    ax.plot(sizes, final[name], marker=marker, color=colour, label=name)
-ax.set(
-    xscale="log",
-    yscale="log",
-    xlabel="batch",
-    ylabel="validation error (%)",
-    title="20 epochs, one seed",
-    ylim=(1, 100),
-)
-ax.set_xticks(sizes, sizes)
-ax.set_xticks([], minor=True)
-ax.set_yticks([1, 2, 5, 10, 20, 50], [1, 2, 5, 10, 20, 50])
-ax.set_yticks([], minor=True)
-ax.legend(fontsize=8)
-plt.show()
+final = {name: [min(train(batch, *make(batch), epochs=20)[-3:]) for batch in sizes] for name, make in families.items()}
+exercise.draw_families(families, sizes, final)
 for name, errors in final.items():
     print(f"{name:30}", "  ".join(f"{batch:5}: {error:4.1f}%" for batch, error in zip(sizes, errors, strict=True)))
 
 # %% [markdown]
-# With the small batch's rate the error grows with the batch. Scaled and warmed up it stays for a while, and then the
-# assumption of section 3 breaks down at once: at 1,024 samples the rate is 64 times as high, and nothing is learned.
-# LARS and LAMB, whose steps are a share of the weights, cannot break down like that; but they, too, end above the small
-# batch. Beyond some batch more samples in a step buy nothing. That is a limit of data parallelism that no network cable
-# can move, and a reason for the other strategies of this course.
+# With the small batch's rate the error grows with the batch. With linear scaling and warm-up it stays constant for a
+# while, until the assumption of section 3 fails: at 1,024 samples the rate is 64 times as high, and nothing is learned.
+# LARS and LAMB, whose steps are a fraction of the weights, do not fail like this; but their error, too, is above that
+# of the small batch. Beyond some batch more samples in a step bring nothing. This limits data parallelism whatever the
+# network, and is a reason for the other strategies of this course.
 #
 # ## Try
 #

@@ -11,18 +11,18 @@
 # ---
 
 # %% [markdown]
-# # 10. Asynchrony: who does not wait, and what it costs
+# # 10. Asynchrony: training without waiting, and what it costs
 #
-# In all that we have seen every rank waits in every step for the slowest one. On a thousand machines there is always
-# one that is slow just now. What if nobody waits? Then a gradient is computed with parameters that others have changed
+# So far every rank waits in every step for the slowest one. Among a thousand machines there is always one that is slow
+# at the moment. What if ranks do not wait? Then a gradient is computed with parameters that others have changed
 # meanwhile: it is **stale**. This notebook
 #
-# 1. builds asynchronous training in thirty lines, and draws who does what when;
-# 2. measures staleness, and shows on a parabola what it does;
+# 1. builds asynchronous training in thirty lines, and draws it;
+# 2. measures staleness, and shows its effect on a parabola;
 # 3. bounds it: **stale synchronous parallel** (SSP);
 # 4. writes a worker of **Downpour SGD**, and runs the library's on real ranks;
 # 5. averages **elastically**;
-# 6. looks at **Sandblaster**, which keeps the batch and makes it cheap to wait.
+# 6. shows **Sandblaster**, which keeps the whole batch and shortens the waiting.
 
 # %%
 # %load_ext parallel.launch.notebook
@@ -31,14 +31,12 @@
 import heapq
 from math import inf
 
-import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 import checks
 import exercises.asynchrony as exercise
 import nn
-from checks import BLUE, GREEN, GREY, ORANGE, RED
 from collectives import draw_timeline
 from nn.optim.lbfgs import LBFGS, Vectors
 from parallel.sync.asynchronous.clock import allowed
@@ -89,16 +87,16 @@ def error(w):
 # A server has the parameters. A worker reads them, computes a gradient, sends it; the server applies it at once. The
 # worker's **clock** counts what it has sent. Who may start the next step?
 #
-# - *synchronous*: only who is not ahead of anybody;
-# - *asynchronous*: everybody, always;
-# - between the two: who is at most s steps ahead of the slowest. That is the **bound** of stale synchronous parallel
-#   (Ho et al. 2013): a worker may start clock c only if
+# - *synchronous*: a worker that is not ahead of any other;
+# - *asynchronous*: every worker, always;
+# - between the two: a worker that is at most s steps ahead of the slowest. That is the **bound** of stale synchronous
+#   parallel (Ho et al. 2013): a worker may start clock c only if
 #
 # $$ c - \min_j c_j \le s . $$
 #
 # s = 0 is synchronous, s = infinity asynchronous.
 #
-# **Exercise 1.** Write the rule. (What is there lets everybody go.)
+# **Exercise 1.** Write the rule. (The starter code lets every worker start.)
 
 
 # %%
@@ -117,13 +115,13 @@ def may_start(clock, slowest, bound):
 wanted = np.array([[allowed(clock, slowest, 2) for clock in range(7)] for slowest in range(4)], float)
 got = [[checks.call(may_start, clock, slowest, 2) for clock in range(7)] for slowest in range(4)]
 checks.same(got, wanted, "who may go (1) or waits (0), [slowest clock, own clock]", draw=exercise.draw_rule)
-checks.expect(checks.call(may_start, 99, 0, inf), "without a bound (s = inf) everybody may always go")
-checks.right("with s = 2 nobody is more than three steps ahead, the one in work included")
+checks.expect(checks.call(may_start, 99, 0, inf), "without a bound (s = inf) every worker may always start")
+checks.right("with s = 2 no worker is more than three steps ahead, the current one included")
 exercise.draw_rule(np.array(got, float), wanted)
 
 # %% [markdown]
-# Now the whole of asynchronous training. Nothing here depends on how fast this computer is: workers are simulated, one
-# event after the other, and `seconds[i]` is what a step of worker i takes. Read it; it is all that there is.
+# Here is a complete asynchronous training. Nothing depends on the speed of this computer: workers are simulated, one
+# event after the other, and a step of worker i takes `seconds[i]`. Read it.
 
 
 # %%
@@ -169,8 +167,8 @@ draw_timeline(first(in_step["events"], 15), title="synchronous, s = 0")
 draw_timeline(first(free["events"], 15), title="asynchronous")
 
 # %% [markdown]
-# The number in a bar is the clock. Above, two of three workers stand still most of the time. Below, nobody waits: in
-# the same time there are more than twice as many updates. But of what quality?
+# The number in a bar is the clock. Above, two of three workers are idle most of the time. Below, no worker waits: there
+# are more than twice as many updates in the same time. But how good are they?
 #
 # ## 2. Staleness
 #
@@ -184,7 +182,7 @@ draw_timeline(first(free["events"], 15), title="asynchronous")
 def my_staleness(log):
     """The staleness of every push, in order."""
     found = []
-    # gap: what number of pushes had there been when this worker read
+    # gap: how many pushes had there been when this worker read
     # for i, (kind, worker) in enumerate(log):
     #     if kind == "push":
     #         found.append(0)
@@ -218,57 +216,28 @@ def my_staleness(log):
 exercise.check_staleness(my_staleness)
 
 # %%
-_, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2))
-for found, name, colour, shift in ((in_step, "synchronous", GREY, -0.2), (free, "asynchronous", BLUE, 0.2)):
-    counts = np.bincount(found["late"], minlength=8)
-    left.bar(
-        np.arange(len(counts)) + shift,
-        100 * counts / sum(counts),
-        0.4,
-        color=colour,
-        label=f"{name}, mean {np.mean(found['late']):.1f}",
-    )
-    right.plot(found["errors"], color=colour, label=f"{name}: {found['updates']} updates")
-left.set(xlabel="updates between read and push", ylabel="updates (%)", title="Staleness")
-right.set(xlabel="seconds (simulated)", ylabel="validation error (%)", title="Error over time", yscale="log")
-right.set_yticks([5, 10, 20, 50], [5, 10, 20, 50])
-right.set_yticks([], minor=True)
-left.legend()
-right.legend()
-plt.show()
+exercise.draw_late(in_step, free)
 
 # %% [markdown]
-# (In step, all three read the same version; the second push then finds one update made, the third two. They are one
-# update in three parts, and nobody computes with anything old.)
+# (In synchronous training all three read the same version. The second push then finds one update made, the third two:
+# they are the three parts of one update, and no gradient is stale.)
 #
-# So far it is all gain. Why, then, does not everybody do it? Because the price comes with more workers, and with larger
-# rates. Take the simplest loss there is, $\frac12 w^2$, whose gradient is w, and let every gradient be $\tau$ updates
-# late:
+# So far asynchrony only helps. Its price appears with more workers, and with larger rates. Take the simplest loss,
+# $\frac12 w^2$, whose gradient is w, and let every gradient be $\tau$ updates late:
 #
 # $$ w_{t+1} = w_t - \eta\, w_{t-\tau} . $$
 
 # %%
-_, axes = plt.subplots(1, 3, figsize=(11, 2.8), sharey=True)
-for ax, tau in zip(axes, (0, 3, 10), strict=True):
-    for eta, colour in ((0.05, BLUE), (0.12, ORANGE), (0.2, RED)):
-        way = [1.0] * (tau + 1)
-        for _ in range(120):
-            way.append(way[-1] - eta * way[-1 - tau])
-        ax.plot(way[tau:], color=colour, label=rf"$\eta$ = {eta}")
-    ax.axhline(0, color=GREY, lw=0.8)
-    ax.set(xlabel="updates", title=rf"$\tau$ = {tau}", ylim=(-1.6, 1.6))
-axes[0].set_ylabel("w")
-axes[0].legend(loc="upper right")
-plt.show()
+exercise.draw_parabola()
 
 # %% [markdown]
-# The late one still pushes downhill when the bottom has long been passed. So the largest rate that converges shrinks
-# with staleness. Put $w_t = z^t$: then $z^{\tau+1} = z^\tau - \eta$, and it converges where all z lie inside the unit
-# circle. At the border $z = e^{i\theta}$, and then
+# A late gradient still pushes the same way after the minimum has been passed. So the largest rate that converges
+# shrinks with staleness. Put $w_t = z^t$: then $z^{\tau+1} = z^\tau - \eta$, and it converges where all z lie inside
+# the unit circle. At the border $z = e^{i\theta}$, and then
 #
 # $$ \eta_{\max} = 2 \sin \frac{\pi}{2 (2\tau + 1)} \approx \frac{\pi}{2\tau + 1} : $$
 #
-# twice as many workers, half the rate. Is it so? The roots of the polynomial, beside the formula:
+# with twice as many workers the rate must be halved. Compare the formula with the roots of the polynomial:
 
 # %%
 taus = np.arange(0, 25)
@@ -288,39 +257,19 @@ def largest_rate(tau):
 
 measured = np.array([largest_rate(tau) for tau in taus])
 formula = 2 * np.sin(np.pi / (2 * (2 * taus + 1)))
-_, ax = plt.subplots(figsize=(6.4, 3))
-ax.plot(taus, formula, color=GREY, lw=5, alpha=0.5, label="the formula")
-ax.plot(taus, measured, "o", ms=4, color=BLUE, label="roots of the polynomial")
-ax.set(
-    xlabel=r"staleness $\tau$",
-    ylabel="largest rate that converges",
-    title="Stale gradients ask for small steps",
-    yscale="log",
-)
-ax.legend()
-plt.show()
+exercise.draw_largest_rates(taus, formula, measured)
 assert np.allclose(measured, formula, rtol=1e-6)
 
 # %% [markdown]
 # ## 3. A bound
 #
-# SSP lets a fast worker run ahead, but not without end. The same three workers with four bounds; a line is the clock of
-# a worker, the shaded band what the slowest allows:
+# SSP lets a fast worker run ahead, but only so far. Here are the same three workers with four bounds; a line is the
+# clock of a worker, the shaded band the range that the slowest one allows:
 
 # %%
 bounds = [0, 2, 8, inf]
 runs = [train(SLOW, bound) for bound in bounds]
-_, axes = plt.subplots(1, 4, figsize=(11, 3), sharey=True)
-for ax, bound, found in zip(axes, bounds, runs, strict=True):
-    for i, colour in enumerate((BLUE, GREEN, RED)):
-        times, clocks = zip(*[(t, c) for t, worker, c in found["starts"] if worker == i], strict=True)
-        ax.step(times, clocks, where="post", color=colour, label=f"{SLOW[i]} s a step")
-        if i == 2 and bound < inf:
-            ax.fill_between(times, clocks, np.array(clocks) + bound, step="post", color=RED, alpha=0.12, lw=0)
-    ax.set(xlabel="seconds", title=f"s = {bound}: {found['updates']} updates")
-axes[0].set_ylabel("clock: steps begun")
-axes[0].legend(fontsize=8)
-plt.show()
+exercise.draw_clocks(bounds, runs, SLOW)
 
 for found, bound in zip(runs, bounds, strict=True):
     clocks = [0, 0, 0]
@@ -329,10 +278,9 @@ for found, bound in zip(runs, bounds, strict=True):
         assert c - min(clocks) <= bound + 1
 
 # %% [markdown]
-# In the long run a bound does not save anybody: who is always slow sets the pace of all, only later. What it saves is
-# *changing* delays: one worker is slow now, another one then. That is what happens in a cluster (another's job, a page
-# fault, a retry), and then s = 4 already has most of the speed of no bound at all, and a staleness that cannot run
-# away:
+# A bound does not help against a worker that is always slow: it still sets the pace of all, only later. A bound helps
+# against *changing* delays, where one worker is slow now and another one later. This is common in a cluster (another
+# job, a page fault, a retry). Then s = 4 already has most of the speed of no bound, and the staleness stays limited:
 
 
 # %%
@@ -352,30 +300,21 @@ def changing(mean=1.0, seed=0):
 
 some = [0, 1, 2, 4, 8, inf]
 found = [train(changing(), bound, end=60.0) for bound in some]
-_, (left, right) = plt.subplots(1, 2, figsize=(10, 3))
-left.plot(range(len(some)), [each["updates"] for each in found], "o-", color=BLUE)
-left.set(ylabel="updates in 60 s", title="Speed", ylim=(0, None))
-right.plot(range(len(some)), [np.mean(each["late"]) for each in found], "o-", color=BLUE, label="mean")
-right.plot(range(len(some)), [max(each["late"]) for each in found], "s-", color=RED, label="most")
-right.set(ylabel="staleness, updates", title="Staleness", ylim=(0, None))
-right.legend()
-for ax in (left, right):
-    ax.set_xticks(range(len(some)), [f"s = {bound}" for bound in some])
-plt.show()
+exercise.draw_bounds(some, found)
 
 # %% [markdown]
 # ## 4. Downpour
 #
-# Downpour SGD (Dean et al. 2012) trained the first networks with thousands of machines. The parameters are cut among
-# many servers, and each worker saves messages: it **fetches** parameters only every `fetch` steps, moves its own copy
-# by its own gradients in between, and **pushes** what it has gathered every `push` steps:
+# Downpour SGD (Dean et al. 2012) trained the first networks with thousands of machines. The parameters are divided
+# among many servers, and each worker saves messages: it **fetches** parameters only every `fetch` steps, moves its own
+# copy by its own gradients in between, and **pushes** the sum of its gradients every `push` steps:
 #
 # - if the step's number is a multiple of `fetch`: w = what the server has;
 # - g = gradient(w); gathered += g; w -= rate g;
 # - if this was the last of `push` steps: push `gathered`, and set it to zero.
 #
-# **Exercise 3.** Write a step of a worker. Arrays are changed in place (`w[:] = ...`); `step` counts from 0. (What is
-# there fetches and pushes in every step, whatever it was told.)
+# **Exercise 3.** Write a step of a worker. Arrays are changed in place (`w[:] = ...`); `step` counts from 0. (The
+# starter code fetches and pushes in every step.)
 
 
 # %%
@@ -418,15 +357,15 @@ def my_worker(step, w, gathered, server, gradient, rate, fetch, push):
 exercise.check_worker(my_worker)
 
 # %% [markdown]
-# The worker's copy moves on between two fetches. Here, with one worker alone, its own steps are exactly what the server
-# makes of its pushes. With others it jumps at each fetch to what all have found.
+# The worker's copy moves on between two fetches. With one worker alone, its own steps equal those that the server makes
+# with its pushes. With several workers, a copy jumps at each fetch to the result of all of them.
 #
-# **Adagrad** on the server is what made Downpour stable (Duchi et al. 2011). Each number has a sum G of the squares of
-# all that was pushed to it, and its rate is divided by the root of G:
+# **Adagrad** on the server is what made Downpour stable (Duchi et al. 2011). Each parameter has a sum G of the squares
+# of all its pushes, and its rate is divided by the root of G:
 #
 # $$ G \leftarrow G + d^2, \qquad w \leftarrow w - \frac{\eta}{\sqrt{G} + 10^{-10}}\, d . $$
 #
-# Where many push hard, G grows and the rate falls.
+# Where pushes are large, G grows and the rate falls.
 #
 # **Exercise 4.** Write it; `w` and `squares` are changed in place.
 
@@ -452,19 +391,13 @@ def my_adagrad(w, d, squares, rate):
 exercise.check_adagrad(my_adagrad)
 
 # %%
-pushes = np.random.default_rng(0).standard_normal((20, 5))
-_, ax = plt.subplots(figsize=(6.4, 2.6))
-ax.plot([0.1 / np.sqrt((pushes[: n + 1] ** 2).sum(0)) for n in range(20)])
-ax.set(
-    xlabel="pushes", ylabel=r"rate $\eta / \sqrt{G}$", title="Adagrad: each of five parameters has a rate of its own"
-)
-plt.show()
+exercise.draw_rates_of_adagrad()
 
 # %% [markdown]
 # ### On real ranks
 #
-# `parallel.Downpour` is that, with messages: two workers and a server on three processes. `fit` is the one loop that
-# all strategies have. What is new in its record of an epoch is `staleness`.
+# `parallel.Downpour` does this with messages: two workers and a server on three processes. `fit` is the training loop
+# of all strategies. The callback adds `staleness` to its record of an epoch.
 
 # %%
 # %%mpi -n 3 --with work,np,nn -o errors,staleness,name
@@ -487,30 +420,21 @@ name = trainer.name
 trainer.close()
 
 # %%
-counts = np.sum([np.pad(row, (0, 20))[:20] for row in staleness[0]], axis=0)
-counts = counts[: np.flatnonzero(counts).max() + 1]
-_, (left, right) = plt.subplots(1, 2, figsize=(9, 2.8))
-left.bar(range(len(counts)), 100 * counts / counts.sum(), color=BLUE)
-left.set(xlabel="updates between read and push", ylabel="pushes (%)", title="Staleness, counted by the server")
-left.set_xticks(range(len(counts)))
-right.plot(range(1, 7), errors[0], "o-", color=BLUE)
-right.set(xlabel="epoch", ylabel="validation error (%)", title=f"{name[0]}, 2 workers, Adagrad", ylim=(0, None))
-plt.show()
+exercise.draw_downpour(staleness, errors, name)
 assert errors[0][-1] < 15
 
 # %% [markdown]
-# This run is another one every time: who comes first is decided by the machine. (The share of late pushes tells how
-# busy its cores are.)
+# Each run differs: the order of the pushes depends on the machine. (Late pushes are more frequent on a busy one.)
 #
 # ## 5. A rubber band
 #
 # Downpour's workers jump to the server's parameters when they fetch. In **elastic averaging** (Zhang, Choromanska,
 # LeCun 2015) each worker has parameters x of its own and trains with them. Every few steps x and the server's *center*
-# c pull at each other, as if by a rubber band:
+# c move towards each other, as if a rubber band connected them:
 #
 # $$ d = \alpha\, (x - c), \qquad x \leftarrow x - d, \qquad c \leftarrow c + d . $$
 #
-# So workers may look at different places, and the center is where they agree.
+# So workers explore different places, and the center is a kind of mean.
 #
 # **Exercise 5.** Write it; both arrays are changed in place.
 
@@ -538,7 +462,6 @@ def my_elastic(x, center, alpha):
 exercise.check_elastic(my_elastic)
 
 # %%
-_, ax = plt.subplots(figsize=(7, 2.8))
 workers, center, ways = [np.array([start]) for start in (-2.0, 0.5, 3.0)], np.array([0.0]), []
 draws = np.random.default_rng(1)
 for step in range(60):
@@ -547,19 +470,13 @@ for step in range(60):
         if step % 4 == 3:
             my_elastic(x, center, 0.2)
     ways.append([*(x[0] for x in workers), center[0]])
-ways = np.array(ways)
-ax.plot(ways[:, :3], color=ORANGE, lw=1, label=["three workers", "", ""])
-ax.plot(ways[:, 3], color=BLUE, lw=2.5, label="center")
-ax.axhline(1, color=GREY, ls=":")
-ax.set(title="elastic averaging: the bottom is at 1", xlabel="step", ylabel="x")
-ax.legend()
-plt.show()
+exercise.draw_elastic(ways)
 
 # %% [markdown]
-# ## 6. Sandblaster: make waiting cheap
+# ## 6. Sandblaster: shorten the waiting
 #
-# The other way of the same paper keeps the *whole* batch and a better method, **L-BFGS**, which learns the curvature
-# from the last m steps $s_i$ and the changes of the gradient $y_i$. The direction comes from two loops over them:
+# The other method of the same paper keeps the *whole* batch and uses **L-BFGS**, which estimates the curvature from the
+# last m steps $s_i$ and the changes of the gradient $y_i$. The direction comes from two loops over them:
 #
 # $$ q = g;\quad \text{newest to oldest: } a_i = \rho_i\, s_i\!\cdot\! q,\; q \mathrel{-}= a_i y_i;\quad
 #    r = \tfrac{s\cdot y}{y\cdot y}\, q;$$
@@ -567,14 +484,14 @@ plt.show()
 # $$ \text{oldest to newest: } r \mathrel{+}= (a_i - \rho_i\, y_i\!\cdot\! r)\, s_i;\quad
 #    d = -r . $$
 #
-# Nothing here but dot products, scaled sums and copies. So the **coordinator** needs no parameters: it sends commands
-# ("dot s3 q", "axpy q -0.2 y3") to servers that hold slices, and gets back numbers. Here are `nn`'s vectors with a
-# notebook of the commands:
+# These are only dot products, scaled sums and copies. So the **coordinator** needs no parameters: it sends commands
+# ("dot s3 q", "axpy q -0.2 y3") to servers that hold slices, and receives numbers. Here are `nn`'s vectors with a log
+# of the commands:
 
 
 # %%
-class Noted(Vectors):
-    """Vectors that write down what they are told."""
+class Logged(Vectors):
+    """Vectors that log their commands."""
 
     log = []
 
@@ -622,7 +539,7 @@ def evaluate():
     return loss
 
 
-vectors = Noted(w, g)
+vectors = Logged(w, g)
 lbfgs = LBFGS(vectors, evaluate, history=5)
 lbfgs.minimize(8)
 arrays = vectors.arrays
@@ -635,8 +552,6 @@ print(f"{len(vectors.log)} commands in a step; the first: " + ", ".join(vectors.
 assert np.allclose(want, arrays["d"], rtol=1e-9, atol=1e-12)
 lbfgs.minimize(25)
 
-_, ax = plt.subplots(figsize=(6.8, 3))
-ax.plot(curve, color=BLUE, label="L-BFGS")
 descent = network.layout.zeros(np.float64)
 network.layout.initialize(descent, 0)
 losses = []
@@ -644,21 +559,13 @@ for _ in range(len(curve)):
     output, _ = network.forward(network.layout.views(descent), x_train, ctx)
     losses.append(loss_function(output, y_train, len(x_train), ctx)[0])
     descent -= 0.5 * gradient(descent, x_train, y_train, len(x_train))
-ax.plot(losses, color=ORANGE, label="gradient descent, rate 0.5")
-ax.set(
-    xlabel="evaluations of the whole training set",
-    ylabel="training loss",
-    yscale="log",
-    title="What curvature is worth",
-)
-ax.legend()
-plt.show()
+exercise.draw_curvature(curve, losses)
 assert curve[-1] < losses[-1]
 
 # %% [markdown]
-# And how does one wait cheaply? The batch is cut into chunks much smaller than 1/N of it, and whoever is idle gets
-# the next one. A slow worker just does fewer. At the end what is still out is given out a second time, and the first
-# result counts.
+# How is the waiting shortened? The batch is cut into chunks much smaller than 1/N of it, and an idle worker gets the
+# next one. A slow worker computes fewer. At the end, chunks that are still being computed are given out a second time,
+# and the first result counts.
 
 
 # %%
@@ -699,19 +606,13 @@ draw_timeline(whole, title="a quarter of the batch for each")
 draw_timeline(twice, title="32 chunks, the last ones twice")
 
 # %%
-_, ax = plt.subplots(figsize=(6.4, 1.9))
 ideal = 32 / sum(1 / s for s in speeds)
-names = ["a quarter each", "32 chunks", "32 chunks, the last twice", "ideal: nobody ever idle"]
-bars = ax.barh(names, [t_whole, t_small, t_twice, ideal], color=[RED, ORANGE, BLUE, GREY])
-ax.bar_label(bars, fmt=" %.1f s")
-ax.invert_yaxis()
-ax.set(xlabel="seconds of an evaluation", title="One of four workers is four times slower", xlim=(0, 1.15 * t_whole))
-plt.show()
+exercise.draw_dealt(ideal, t_whole, t_small, t_twice)
 assert ideal <= t_twice <= t_small < t_whole
 
 # %% [markdown]
-# In the paper Downpour with Adagrad on 200 replicas was fastest, Sandblaster on 2,000 second, and both left one machine
-# far behind (Dean et al. 2012, figure 4).
+# In the paper Downpour with Adagrad on 200 replicas was fastest, Sandblaster on 2,000 second, and both were far faster
+# than one machine (Dean et al. 2012, figure 4).
 #
 # ## Try
 #

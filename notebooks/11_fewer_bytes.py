@@ -14,14 +14,14 @@
 # # 11. Fewer bytes
 #
 # In data parallelism every rank sends about twice the size of the model in every step. On a slow network that is most
-# of the time. But must gradients be exact? They are estimates from a few samples anyway. This notebook makes them
+# of the time. But gradients need not be exact: they are estimates from a few samples anyway. This notebook makes them
 # smaller, in three ways:
 #
-# 1. what there is to gain;
+# 1. the possible gain;
 # 2. **half precision**: 16 bits instead of 32;
-# 3. **quantisation**: a few levels, drawn at random so that nothing is wrong on average;
+# 3. **quantisation**: a few levels, drawn at random so that the mean is right;
 # 4. **top-k**: send only the largest, and remember the rest (**error feedback**);
-# 5. **momentum** where most gradients come late;
+# 5. **momentum** where most gradients are delayed;
 # 6. all methods in one picture: bytes against accuracy, simulated and on real ranks.
 
 # %%
@@ -36,9 +36,6 @@ import checks
 import exercises.fewer_bytes as exercise
 import nn
 from checks import BLUE, GREEN, GREY, INK, ORANGE, PINK, RED
-from collectives import price
-from collectives.algorithms import allreduce
-from collectives.pricing.networks import Network
 from parallel.sync.compression import parse
 
 # %matplotlib inline
@@ -46,36 +43,23 @@ checks.style()
 limits = threadpool_limits(1, user_api="blas")  # matrices as small as ours are multiplied fastest by one thread
 
 # %% [markdown]
-# ## 1. What there is to gain
+# ## 1. The possible gain
 #
 # VGG-16 has 138 million parameters; say that a GPU computes a step in 0.12 s. Eight of them sum the gradients by a
-# ring. The size of a message is what we can change:
+# ring. We can change the size of a message:
 
 # %%
 COMPUTE, PARAMETERS = 0.12, 138_000_000
 speeds = {"1 Gbit/s": 1e9, "10 Gbit/s": 1e10, "100 Gbit/s": 1e11}
 sizes = {"float32": 4.0, "float16": 2.0, "8 bits": 1.0, "2 bits": 0.25}
-_, axes = plt.subplots(1, 3, figsize=(11, 2.4))
-for ax, (name, rate) in zip(axes, speeds.items(), strict=True):
-    network = Network.hockney(20e-6, 8 / rate)
-    moving = [
-        price(allreduce.ring, 8, int(PARAMETERS * b), itemsize=1, network=network).seconds for b in sizes.values()
-    ]
-    ax.barh(list(sizes), [COMPUTE] * 4, color=BLUE, label="compute")
-    bars = ax.barh(list(sizes), moving, left=COMPUTE, color=ORANGE, label="sum gradients")
-    ax.bar_label(bars, [f" {COMPUTE / (COMPUTE + t):.0%}" for t in moving], fontsize=9)
-    ax.set(xlabel="seconds of a step", title=name, xlim=(0, 1.2 * (COMPUTE + moving[0])))
-    ax.invert_yaxis()
-axes[0].legend(loc="lower right")
-plt.show()
+exercise.draw_gain(speeds, PARAMETERS, sizes, COMPUTE)
 
 # %% [markdown]
-# The number beside a bar is the share of time in which the GPU computes. On a fast network with fast links there is
-# little to gain; on a slow one nearly everything. (Nor is compression free: choosing and packing takes time. Here we
-# look at bytes and at accuracy.)
+# The number next to a bar is the share of time in which the GPU computes. On a fast network there is little to gain, on
+# a slow one much. (Nor is compression free: choosing and packing takes time. Here we look at bytes and at accuracy.)
 #
-# Our own gradients come from the digits, again. Four workers are simulated in one process, each with every fourth
-# sample of the batch.
+# Our gradients come from the digits again. Four workers are simulated in one process, each with every fourth sample of
+# the batch.
 
 # %%
 WORKERS, BATCH = 4, 64
@@ -123,20 +107,15 @@ def train(exchange, epochs=8, rate=0.1, momentum=0.0, seed=0):
 w = layout.zeros(np.float32)
 layout.initialize(w, 0)
 example = gradient(w, x_train[:16], y_train[:16], BATCH)
-_, (left, right) = plt.subplots(1, 2, figsize=(10, 2.8))
-left.hist(example[example != 0], 80, color=BLUE)
-left.set(xlabel="gradient", ylabel="how many", title=f"{COUNT:,} gradients of one worker", yscale="log")
-right.loglog(np.sort(np.abs(example[example != 0]))[::-1], color=BLUE)
-right.set(xlabel="place in the order of size", ylabel="|gradient|", title="Few are large, most are small")
-plt.show()
+exercise.draw_gradients(example, COUNT)
 
 # %% [markdown]
 # ## 2. Half precision
 #
-# A float16 has 11 bits for its digits and 5 for its exponent: numbers from 6e-8 to 65,504. Below, gradients become
-# zero. So before they are rounded all are multiplied by the same power of two, as large as it can be if the *sum* of
-# all workers' numbers must not go over 65,504 (Micikevicius et al. 2018). A power of two, for then only the exponent
-# changes, and no digit is lost.
+# A float16 has 11 bits for its digits and 5 for its exponent: numbers from 6e-8 to 65,504. Smaller gradients become
+# zero. So before rounding, all are multiplied by the same power of two: the largest for which the *sum* of all workers'
+# numbers does not exceed 65,504 (Micikevicius et al. 2018). A power of two changes only the exponent, so no digit is
+# lost.
 #
 # **Exercise 1.** Which power of two?
 
@@ -172,22 +151,7 @@ small = example * np.float32(1e-4)  # as they may be late in training
 plain = small.astype(np.float16).astype(np.float32)
 numbers, scale = halve(small, WORKERS)
 scaled = numbers.astype(np.float32) / np.float32(scale)
-_, ax = plt.subplots(figsize=(7, 3))
-there = small != 0
-for name, got, colour in (("as they are", plain, RED), (f"times 2^{np.log2(scale):.0f}", scaled, BLUE)):
-    ax.loglog(
-        np.abs(small[there]),
-        np.abs(got - small)[there] / np.abs(small[there]) + 1e-9,
-        ".",
-        ms=3,
-        color=colour,
-        label=name,
-    )
-ax.axhline(2**-11, color=GREY, ls=":")
-ax.text(np.abs(small[there]).min(), 2**-11 * 1.3, "half of the last bit", fontsize=8, color=GREY)
-ax.set(xlabel="|gradient|", ylabel="relative error", title="Rounded to float16")
-ax.legend(markerscale=4)
-plt.show()
+exercise.draw_rounded(small, plain, scale, scaled)
 
 theirs = parse("fp16").attach(layout.region(), np.float32, 0, (0, WORKERS))
 total = np.zeros(COUNT, np.float32)
@@ -196,13 +160,13 @@ print(f"by hand and by the library: differ by {np.abs(total - scaled).max():.1e}
 assert np.array_equal(total, scaled)
 
 # %% [markdown]
-# Two traps. MPI knows no float16 and cannot add them: the bytes travel as `uint16`. And one must not *sum* in 16 bits:
-# each addition would round again. So each rank adds up one part of all vectors in float32, rounds the sum once, and
-# sends it to all: a reduce-scatter and an allgather with half the bytes.
+# There are two traps. MPI has no float16 and cannot add them: the bytes are sent as `uint16`. And *sums* must not be
+# made in 16 bits: each addition would round again. So each rank adds up one part of all vectors in float32, rounds the
+# sum once, and sends it to all: a reduce-scatter and an allgather with half the bytes.
 #
 # ## 3. Quantisation
 #
-# Fewer bits still: only the levels -s, ..., 0, ..., s. Rounding to the nearest would make everything below half a level
+# Still fewer bits: only the levels -s, ..., 0, ..., s. Rounding to the nearest would make everything below half a level
 # zero, in every step, for ever: a **bias**. QSGD (Alistarh et al. 2017) rounds at random, up with the probability that
 # makes the mean right. With U uniform in [0, 1):
 #
@@ -212,7 +176,7 @@ assert np.array_equal(total, scaled)
 # $E\lfloor t + U\rfloor = t$, so the decoded vector is v on average, and its variance is at most
 # $\min(n/s^2, \sqrt n/s)\,\lVert v\rVert^2$.
 #
-# **Exercise 2.** Write the decoded vector. (What is there rounds to the nearest level.)
+# **Exercise 2.** Write the decoded vector. (The starter code rounds to the nearest level.)
 
 
 # %%
@@ -238,8 +202,8 @@ exercise.check_qsgd(my_qsgd)
 plt.show()
 
 # %% [markdown]
-# With s = 1, three levels, it is the idea of TernGrad. `nn`'s QSGD takes the norm of every 512 gradients, not of all,
-# which makes the levels finer, and packs 2s + 1 levels into log2(2s + 1) bits. Does noise without bias do harm?
+# With s = 1, three levels, it is TernGrad's idea. `nn`'s QSGD takes the norm of every 512 gradients, not of all, which
+# makes the levels finer, and packs 2s + 1 levels into log2(2s + 1) bits. Does noise without bias harm training?
 
 
 # %%
@@ -270,8 +234,8 @@ curves = {
 exercise.draw_errors(curves, "Rounding: bias is worse than noise")
 
 # %% [markdown]
-# The fewest bits are one: the **sign** (Seide et al. 2014). With it two numbers are sent, the mean of all that are
-# positive and the mean of all others, and these are what is decoded. (The rest is remembered, as below.)
+# One bit is the minimum: the **sign** (Seide et al. 2014). Two numbers are sent with the signs, the mean of the
+# positive gradients and the mean of the others; each sign is decoded as its mean. (The error is remembered, as below.)
 #
 # **Exercise 3.** Pack eight signs into a byte: `np.packbits` makes bytes of an array of True and False, and
 # `np.unpackbits(bits, count=n)` gives n of them back.
@@ -307,17 +271,17 @@ exercise.check_signs(pack_signs, unpack_signs)
 print(f"{4 * COUNT:,} bytes of float32 become {pack_signs(example)[0].nbytes:,}")
 
 # %% [markdown]
-# ## 4. The largest only, and a memory
+# ## 4. Only the largest, with a memory
 #
-# Send only the 1% of the gradients that are largest in magnitude, with their places. If the others are thrown away,
-# small gradients are never heard, however long they point the same way. So each worker keeps what it did not send, the
+# Send only the 1% of the gradients that are largest in magnitude, with their places. If the others are dropped, small
+# gradients never have an effect, even if they always point the same way. So each worker keeps what it did not send, the
 # **error** e, and adds it to the next gradient:
 #
 # $$ p = g + e, \qquad \text{send the largest of } p, \qquad e \leftarrow p - \text{sent} . $$
 #
-# Nothing is lost, it only comes later: at any time *sum of all sent + e = sum of all g*.
+# Nothing is lost, it is only sent later: at any time *sum of all sent + e = sum of all g*.
 #
-# **Exercise 4.** Write it. `e` is changed in place. (What is there has no memory.)
+# **Exercise 4.** Write it. `e` is changed in place. (The starter code has no memory.)
 
 
 # %%
@@ -354,8 +318,8 @@ exercise.check_topk(my_topk)
 plt.show()
 
 # %% [markdown]
-# Look at place 2: its gradient is small, but always points the same way. Now and then its memory has grown enough, and
-# it is sent, all at once.
+# Look at place 2: its gradient is small, but always points the same way. Whenever its memory has grown enough, all of
+# it is sent at once.
 
 
 # %%
@@ -380,10 +344,10 @@ curves = {
 exercise.draw_errors(curves, "One gradient in a hundred")
 
 # %% [markdown]
-# ## 5. Momentum, where gradients come late
+# ## 5. Momentum with delayed gradients
 #
 # With momentum m the optimizer multiplies what it gets by about 1/(1-m) over the next steps. If an entry is sent only
-# every hundredth step, then a hundred gradients come at once, and momentum pushes on with all of them. **Deep gradient
+# every hundredth step, a hundred gradients arrive at once, and momentum repeats all of them. **Deep gradient
 # compression** (Lin et al. 2018) puts the momentum *before* the choice, on each worker, and remembers velocities in
 # place of gradients:
 #
@@ -392,7 +356,7 @@ exercise.draw_errors(curves, "One gradient in a hundred")
 #
 # The optimizer then has no momentum of its own.
 #
-# **Exercise 5.** Write a step of one worker; u and v are changed in place. (What is there remembers gradients.)
+# **Exercise 5.** Write a step of one worker; u and v are changed in place. (The starter code remembers gradients.)
 
 
 # %%
@@ -430,7 +394,7 @@ def my_dgc(g, u, v, m, k):
 exercise.check_dgc(my_dgc)
 
 # %% [markdown]
-# For every tensor of every worker, and compared with the library's:
+# Here it is for every tensor of every worker, compared with the library's:
 
 
 # %%
@@ -485,8 +449,8 @@ exercise.draw_errors(curves, "Momentum and one gradient in a hundred")
 # %% [markdown]
 # ## 6. Bytes against accuracy
 #
-# All of the library's methods that make messages, each for 8 epochs with the same rate; bytes are those of the messages
-# themselves, places and all.
+# These are the library's methods that encode messages, each for 8 epochs with the same rate; the bytes are those of the
+# messages, positions included.
 
 # %%
 methods = {"none": INK, "fp16": BLUE, "qsgd:4": ORANGE, "terngrad": ORANGE, "onebit": GREEN}
@@ -498,22 +462,12 @@ for method in methods:
     errors = train(exchange, rate=rate)
     points[method] = np.mean(exchange.sent) / (4 * COUNT), float(np.median(errors[-3:]))
 
-_, ax = plt.subplots(figsize=(9, 4))
-for i, (method, (share, err)) in enumerate(sorted(points.items(), key=lambda point: point[1][0])):
-    ax.plot(100 * share, err, "o", ms=8, color=methods[method])
-    up = 1 if i % 2 else -1  # by turns above and below, so that names do not lie on each other
-    words = dict(textcoords="offset points", ha="center", va="center", fontsize=8, color=methods[method])
-    ax.annotate(f"{method}\n{100 * share:.3g}%", (100 * share, err), xytext=(0, 20 * up), **words)
-ax.set(xscale="log", xlabel="bytes of a message, % of float32", ylabel="validation error (%)", xlim=(0.12, 160))
-ax.set(title="To the left: fewer bytes. Down: fewer errors", ylim=(4, 1.15 * max(err for _, err in points.values())))
-ax.set_xticks([0.3, 1, 3, 10, 30, 100], [0.3, 1, 3, 10, 30, 100])
-ax.set_xticks([], minor=True)
-plt.show()
+exercise.draw_methods(points, methods)
 
 # %% [markdown]
-# Read from the right: half the bytes cost nothing, a tenth next to nothing; then it depends on the method. (With one
-# seed a percent up or down is chance.) And now the same on real ranks: `DistributedDataParallel` is data parallelism
-# with another exchange, and counts the bytes that it sends.
+# Read from the right: half of the bytes cost no accuracy, a tenth hardly any; below that it depends on the method.
+# (With one seed, a percent is chance.) Now the same on real ranks: `DistributedDataParallel` takes a compressor, and
+# counts the bytes that it sends.
 
 # %%
 # %%mpi -n 2 --with np,nn -o losses,sent,name
@@ -541,15 +495,7 @@ for method in ("none", "fp16", "topk:0.01"):
     trainer.close()
 
 # %%
-_, ax = plt.subplots(figsize=(7, 3))
-for (method, each), colour in zip(losses[0].items(), (INK, BLUE, RED), strict=True):
-    share = sent[0][method]["bytes_sent"] / sent[0]["none"]["bytes_sent"]
-    ax.plot(range(1, 9), each, "o-", color=colour, label=f"{method}: {share:.1%} of the bytes")
-ax.set(
-    xlabel="epoch", ylabel="training loss", title=f"{name[0]} on 2 real ranks, bytes counted on the wire", yscale="log"
-)
-ax.legend()
-plt.show()
+exercise.draw_on_ranks(losses, sent, name)
 assert sent[0]["topk:0.01"]["bytes_sent"] < 0.05 * sent[0]["none"]["bytes_sent"]
 
 # %% [markdown]

@@ -13,13 +13,13 @@
 # %% [markdown]
 # # 12. Sharding by bytes: ZeRO
 #
-# Data parallelism keeps everything on every rank: parameters, gradients, what the optimizer remembers. A hundred ranks
+# Data parallelism keeps everything on every rank: parameters, gradients, and the optimizer's moments. A hundred ranks
 # keep a hundred copies of the same numbers. **ZeRO** (Rajbhandari et al. 2020), which PyTorch calls *fully sharded data
-# parallel*, keeps one copy, in pieces, and computes exactly the same. You will
+# parallel*, keeps one copy in shards, and computes exactly the same. You will
 #
 # 1. count the bytes of a training step;
-# 2. see that an allreduce has two halves, and put the update between them: **stage 1**;
-# 3. look at what is in memory during a step: **stages 2 and 3**;
+# 2. split an allreduce into its two halves, and put the update between them: **stage 1**;
+# 3. see what is in memory during a step: **stages 2 and 3**;
 # 4. gather one layer while another one is computed;
 # 5. run all stages on real ranks, and compare with one process and with the formulas.
 
@@ -34,21 +34,18 @@ import checks
 import collectives
 import exercises.zero as exercise
 import nn
-from checks import BLUE, GREEN, GREY, INK, ORANGE, RED
 from collectives import price, puzzles
 from collectives.algorithms import allgather, allreduce, reduce_scatter
-from collectives.drawing.timeline import PALETTE
 from collectives.steps import Compute, Copy, Recv, Send, Slice, chunk
 
 # %matplotlib inline
 checks.style()
-PARTS = {"parameters": BLUE, "gradients": ORANGE, "moments": GREEN}
 
 # %% [markdown]
-# ## 1. What is in memory
+# ## 1. The bytes in memory
 #
 # A network has $\Psi$ parameters. In float32 with Adam each of them takes 4 bytes, its gradient 4, and its two moments
-# 8: $16\,\Psi$ bytes, whatever the batch is. (Activations come on top; they depend on the batch.) Now share out among N
+# 8: $16\,\Psi$ bytes, whatever the batch is. (Activations come on top; they depend on the batch.) Now shard among N
 # ranks first the moments, then the gradients too, then the parameters too:
 #
 # | | a rank keeps, bytes | |
@@ -58,13 +55,13 @@ PARTS = {"parameters": BLUE, "gradients": ORANGE, "moments": GREEN}
 # | stage 2 | $4\,\Psi + 12\,\Psi/N$ | and gradients |
 # | stage 3 | $16\,\Psi/N$ | and parameters |
 #
-# **Exercise 1.** Write the table as a function. (What is there shares out nothing.)
+# **Exercise 1.** Write the table as a function. (The starter code shards nothing.)
 
 
 # %%
 def my_bytes(count, ranks, stage):
     """(parameters, gradients, moments): bytes that a rank keeps, float32 with Adam; the stage is 0 to 3."""
-    # gap: divide what the stage shares out
+    # gap: divide what the stage shards
     # return 4 * count, 4 * count, 8 * count
     # solution
     parameters = 4 * count / (ranks if stage >= 3 else 1)
@@ -80,33 +77,15 @@ def my_bytes(count, ranks, stage):
 
 
 # %%
-def draw_bytes(got, want=None):
-    """Bars of what each stage keeps; a frame around what is wanted."""
-    _, ax = plt.subplots(figsize=(7, 2.6))
-    left = np.zeros(4)
-    for i, (name, colour) in enumerate(PARTS.items()):
-        ax.barh(range(4), got[:, i], left=left, color=colour, label=name)
-        left += got[:, i]
-    if want is not None:
-        ax.barh(range(4), want.sum(1), color="none", edgecolor=INK, lw=1.5, label="wanted")
-    ax.bar_label(ax.containers[len(PARTS) - 1], [f" {v:.3g}" for v in got.sum(1)])
-    ax.set_yticks(range(4), ["replicated", "stage 1", "stage 2", "stage 3"])
-    ax.invert_yaxis()
-    ax.set(xlabel="GB a rank", title="7.5 billion parameters on 64 ranks, Adam, float32", xlim=(0, 165))
-    ax.legend(loc="lower right")
-
-
 psi = 7.5  # billions, so that bytes are GB
-exercise.check_bytes(my_bytes, psi, draw_bytes)
-plt.show()
+exercise.check_bytes(my_bytes, psi)
 
 # %% [markdown]
 # The paper's figure shows 120, 31.4, 16.6 and 1.9 GB for the same model on the same 64 ranks. Yours shows 120, 60.9,
 # 31.4 and 1.9. Both are right: the paper trains in **mixed precision**. Forward and backward compute with 16 bits, so a
 # parameter takes 2 bytes and its gradient 2. The optimizer keeps a copy of the parameter in float32 (4 bytes), because
 # most updates are too small to change a number of 16 bits, and both moments in float32 (8). That is $2 + 2 + 12 = 16$
-# bytes as well. But what stage 1 shares out, all that the optimizer keeps, is now 12 of the 16 bytes; in float32 it was
-# 8.
+# bytes as well. But stage 1 shards all that the optimizer keeps, which is now 12 of the 16 bytes; in float32 it was 8.
 #
 # **Exercise 2.** Write the bytes of mixed precision.
 
@@ -114,7 +93,7 @@ plt.show()
 # %%
 def mixed_bytes(count, ranks, stage):
     """(parameters, gradients, optimizer): bytes that a rank keeps, in mixed precision with Adam; stages 0 to 3."""
-    # gap: what is 16 bits, what is the optimizer's, and what the stage shares out
+    # gap: what has 16 bits, what is the optimizer's, and what the stage shards
     # return my_bytes(count, ranks, stage)
     # solution
     parameters = 2 * count / (ranks if stage >= 3 else 1)
@@ -139,25 +118,13 @@ for stage, name in enumerate(("replicated", "stage 1", "stage 2", "stage 3")):
     print(f"{name:12} {sum(my_bytes(psi, 64, stage)):8.1f} {mixed[stage].sum():17.1f}")
 
 # %% [markdown]
-# Stage 1 in mixed precision is $4\,\Psi + 12\,\Psi/N$, the same formula as stage 2 in float32: that is why 31.4 stands
-# in both columns, one line apart.
+# Stage 1 in mixed precision is $4\,\Psi + 12\,\Psi/N$, the same formula as stage 2 in float32: that is why both columns
+# have 31.4, one line apart.
 #
 # What is the largest model that fits? With 80 GB on every rank, and a quarter of it left for activations:
 
 # %%
-ranks = 2 ** np.arange(0, 11)
-_, ax = plt.subplots(figsize=(7, 3.2))
-for stage, colour in enumerate((GREY, GREEN, ORANGE, BLUE)):
-    largest = [60e9 / sum(my_bytes(1, n, stage)) / 1e9 for n in ranks]
-    name = f"stage {stage}" if stage else "replicated"
-    ax.plot(ranks, largest, "o-", ms=4, color=colour, label=f"{name}: {largest[-1]:,.0f} billion on {ranks[-1]:,}")
-ax.set(
-    xscale="log", yscale="log", xlabel="ranks", ylabel="billion parameters", title="The largest model in 60 GB a rank"
-)
-ax.set_xticks(ranks, ranks)
-ax.set_xticks([], minor=True)
-ax.legend()
-plt.show()
+exercise.draw_largest_models(my_bytes)
 
 # %% [markdown]
 # ## 2. Stage 1: the update between two halves
@@ -173,18 +140,18 @@ collectives.draw(allgather.ring, 4, 8, axes[1], title="allgather")
 plt.show()
 
 # %% [markdown]
-# Between the two, rank r knows all that is needed to update *its* part of the parameters. So let it do that, with its
-# part of the moments, and let the allgather bring round parameters instead of gradients:
+# Between the two, rank r has all that it needs to update *its* part of the parameters. So it updates it, with its part
+# of the moments, and the allgather distributes parameters instead of gradients:
 #
 # 1. reduce-scatter the gradients: rank r has the sum of its part;
 # 2. rank r updates its part of the parameters, with moments of that part only;
 # 3. allgather the parameters.
 #
-# The same bytes travel as before, and the optimizer's work is shared out, too.
+# The same number of bytes is sent as before, and the optimizer's work is divided, too.
 #
 # **Exercise 3.** Write it for N ranks in one process. `w[r]` are the parameters that rank r has (all of them), `g[r]`
-# its gradients, `m[r]` and `v[r]` its moments, *of its part alone*. `chunk(count, N, r)` says where that is. (What is
-# there updates each part with the rank's own gradients: the sum is missing, and so is the allgather.)
+# its gradients, `m[r]` and `v[r]` its moments, *of its part alone*. `chunk(count, N, r)` says where that is. (The
+# starter code updates each part with the rank's own gradients: the sum is missing, and so is the allgather.)
 
 
 # %%
@@ -227,11 +194,11 @@ exercise.check_zero1(my_zero1, adam)
 plt.show()
 
 # %% [markdown]
-# Adam looks at each number by itself, so it may be cut anywhere. What looks at a **norm** may not: clipping, LARS and
-# LAMB (notebook 09) need the length of a whole tensor, or of all. Each shard has a sum of squares, and these are summed
-# over the ranks first: one number, one small allreduce.
+# Adam updates each number by itself, so shards may begin and end anywhere. Methods that use a **norm** need more:
+# clipping, LARS and LAMB (notebook 09) need the length of a whole tensor, or of the whole gradient. Each shard has a
+# sum of squares, and these are first summed over the ranks: one number, one small allreduce.
 #
-# **Exercise 4.** Clip the gradient whose shards lie on different ranks, so that all of it is at most `limit` long.
+# **Exercise 4.** Clip a gradient whose shards are on different ranks, so that its length is at most `limit`.
 
 
 # %%
@@ -252,30 +219,24 @@ def clip_shards(shards, limit):
 exercise.check_clip(clip_shards)
 
 # %% [markdown]
-# Who forgets the sum clips each shard by itself, and that is another direction:
+# Without the sum each shard is clipped by itself, which changes the direction:
 
 # %%
 rng = np.random.default_rng(2)
 g = np.concatenate([3 * rng.standard_normal(6), 0.4 * rng.standard_normal(6)])
 whole = g / np.linalg.norm(g)
 apart = np.concatenate([half / np.linalg.norm(half) for half in np.split(g, 2)])
-_, ax = plt.subplots(figsize=(7, 2.4))
-ax.bar(np.arange(12) - 0.2, whole, 0.4, color=BLUE, label="by the norm of all: shorter, the same direction")
-ax.bar(np.arange(12) + 0.2, apart, 0.4, color=RED, label="each shard by its own norm")
-ax.axvline(5.5, color=GREY, ls=":")
-ax.set(xlabel="gradients of rank 0 | of rank 1", ylabel="clipped", title="Clipping to length 1", ylim=(-1, 1.6))
-ax.legend()
-plt.show()
+exercise.draw_clipped(whole, apart)
 cosine = whole @ apart / np.linalg.norm(apart)
 print(f"cosine of the angle to the gradient: {whole @ g / np.linalg.norm(g):.3f} and {cosine:.3f}")
 
 # %% [markdown]
-# ## 3. Stages 2 and 3: what is there when
+# ## 3. Stages 2 and 3: what is in memory when
 #
-# **Stage 2**: as soon as backward has finished a layer's gradients they are reduced, and everything but one's own part
-# is thrown away. **Stage 3**: parameters, too, are there only while they are needed: a layer's are gathered before its
-# forward pass and again before its backward, and thrown away after. So what is whole is one layer at a time. Memory
-# over a step, for a network of eight equal layers on four ranks (moments left out):
+# **Stage 2**: as soon as backward has finished a layer's gradients they are reduced, and a rank keeps only its own
+# part. **Stage 3**: parameters, too, are in memory only while they are needed: a layer's are gathered before its
+# forward pass and again before its backward, and freed after it. So only one layer at a time is whole. Here is the
+# memory over a step, for a network of eight equal layers on four ranks (without moments):
 
 
 # %%
@@ -296,22 +257,12 @@ def life(stage, layers=8, ranks=4):
     return np.array(rows)
 
 
-_, axes = plt.subplots(1, 3, figsize=(11, 3), sharey=True)
-for ax, stage in zip(axes, (1, 2, 3), strict=True):
-    rows = life(stage)
-    ax.bar(range(16), rows[:, 0], 0.9, color=BLUE, label="parameters")
-    ax.bar(range(16), rows[:, 1], 0.9, bottom=rows[:, 0], color=ORANGE, label="gradients")
-    ax.axvline(7.5, color=INK, ls=":")
-    ax.set_xticks(range(16), [*range(8), *reversed(range(8))], fontsize=8)
-    ax.set(xlabel="forward 0 ... 7 | backward 7 ... 0", title=f"stage {stage}: at most {rows.sum(1).max():.3g} layers")
-axes[0].set_ylabel("held, in layers")
-axes[0].legend(loc="upper left")
-plt.show()
+exercise.draw_life(life)
 
 # %% [markdown]
-# What does it cost? In vectors of $\Psi$ elements that a rank sends in a step: reduce-scatter and allgather are one
-# each (times (N-1)/N). Stages 1 and 2 send what data parallelism sends; stage 3 gathers twice. Counted in the schedules
-# themselves:
+# What does it cost? Count the vectors of $\Psi$ elements that a rank sends in a step: reduce-scatter and allgather send
+# one each (times (N-1)/N). Stages 1 and 2 send what data parallelism sends; stage 3 gathers twice. Counted in the
+# schedules themselves:
 
 # %%
 N, count = 8, 80_000
@@ -328,28 +279,24 @@ traffic = {
     "stages 1, 2: reduce-scatter, allgather": sent(reduce_scatter.ring, allgather.ring),
     "stage 3: allgather, allgather, reduce-scatter": sent(allgather.ring, allgather.ring, reduce_scatter.ring),
 }
-_, ax = plt.subplots(figsize=(8, 1.7))
-ax.bar_label(ax.barh(list(traffic), traffic.values(), color=[GREY, ORANGE, BLUE]), fmt=" %.3f")
-ax.invert_yaxis()
-ax.set(xlabel=r"sent by a rank in a step, in $\Psi$ (8 ranks)", title="What it costs", xlim=(0, 3.2))
-plt.show()
+exercise.draw_traffic(traffic)
 assert np.isclose(traffic["stages 1, 2: reduce-scatter, allgather"], 2 * (N - 1) / N)
 
 # %% [markdown]
 # ## 4. One layer ahead
 #
-# If each layer is gathered only when it is needed, ranks wait for it eight times. If all are gathered at first, nothing
-# was saved. The way out: while layer l is computed, the shards of layer l + 1 come.
+# If each layer is gathered only when it is needed, ranks wait for it eight times. If all are gathered at first, no
+# memory is saved. The solution: while layer l is computed, the shards of layer l + 1 are received.
 #
-# **Exercise 5** is a puzzle: your schedule is graded by the same readers that check and price the library's own.
+# **Exercise 5** is a puzzle: your schedule is graded by the same tools that check and price the library's own.
 
 # %%
 print(puzzles.fsdp)
 
 
 # %% [markdown]
-# What is there is right, but it gathers a layer and *then* computes it. `yield` what may happen at the same time in one
-# round. The place where shards come together, `full`, may be as large as two layers.
+# The starter code is right, but it gathers a layer and *then* computes it. `yield` in one round what may happen at the
+# same time. The buffer that receives the shards, `full`, may hold two layers.
 
 
 # %%
@@ -367,7 +314,7 @@ def my_fsdp(rank, size, count):
     for layer in range(-1, count):
         steps = []
         if layer >= 0:
-            at = layer % 2 * size  # two places, by turns
+            at = layer % 2 * size  # two places, used alternately
             steps.append(Compute(f"L{layer}", (Slice("full", at, at + size),), (Slice("y", layer, layer + 1),), 4.0))
         if layer + 1 < count:
             at = (layer + 1) % 2 * size
@@ -399,7 +346,7 @@ grade.draw()
 # ## 5. On real ranks
 #
 # The same step five times: in one process, with data parallelism, and with all three stages on two ranks, in float64. A
-# trainer tells what it has allocated (`memory()`), and what the formula says (`formula()`).
+# trainer reports what it has allocated (`memory()`), and what the formula predicts (`formula()`).
 
 
 # %%
@@ -450,25 +397,11 @@ for name, state in zip(names[0], states[0], strict=True):
     print(f"{name:26} farthest from one process: {off:.1e}")
     assert len(state) == 12 and off < 1e-12
 
-_, ax = plt.subplots(figsize=(8, 2.8))
-for row, (found, said) in enumerate(zip(kept[0], formula[0], strict=True)):
-    left = 0.0
-    for i, kind in enumerate(["parameters", "gradients", "moments", "in transit"]):
-        size = found.get(kind, 0) / 1e6
-        ax.barh(row, size, left=left, color=[*PARTS.values(), PALETTE[7]][i], label=kind if row == 0 else None)
-        left += size
-    ax.plot(
-        [sum(said.values()) / 1e6] * 2, [row - 0.45, row + 0.45], color=INK, lw=2, label="formula" if row == 0 else None
-    )
-ax.set_yticks(range(4), names[0])
-ax.invert_yaxis()
-ax.set(xlabel="MB of rank 0", title="What is kept, measured; and the formula")
-ax.legend(ncols=5, fontsize=8, loc="upper center", bbox_to_anchor=(0.45, -0.25))
-plt.show()
+exercise.draw_kept(kept, formula, names)
 
 # %% [markdown]
-# "In transit" is what is whole for a moment: the unit of layers in use, and the one ahead. In a network as small as
-# ours it weighs; in one of a hundred layers it is one or two of them.
+# "In transit" are the layers that are whole for a moment: the unit in use, and the next one. In a small network this is
+# a large share; in one of a hundred layers it is one or two of them.
 #
 # ## Try
 #

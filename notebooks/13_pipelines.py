@@ -14,16 +14,16 @@
 # # 13. Pipelines
 #
 # A network that does not fit on one rank can be cut between its layers: rank 0 has the first ones, rank 1 the next, and
-# so on. These are **stages**. Activations go from stage to stage, and gradients come back the same way. Only one thing
-# is wrong with that: while one stage works, all others wait. This notebook mends it, in four steps that took the field
-# five years, and then looks at what surrounds them:
+# so on. These are **stages**. Activations go from stage to stage, and gradients come back the same way. But while one
+# stage works, all others wait. This notebook removes the waiting in four steps, for which the field took five years,
+# and then adds what a real pipeline needs:
 #
 # 1. one batch at a time: the naive way;
 # 2. **GPipe**: many micro-batches, all forwards, then all backwards;
 # 3. **1F1B**: as fast, with less memory;
 # 4. **zero bubble**: backward cut in two;
-# 5. schedules as text, and what is said about wrong ones;
-# 6. **the plan**: where to cut, and on how many ranks a stage should lie;
+# 5. schedules as text, and how wrong ones are found;
+# 6. **the plan**: where to cut, and on how many ranks to put a stage;
 # 7. a pipeline on real ranks, beside its schedule.
 
 # %%
@@ -33,20 +33,18 @@
 from functools import wraps
 from itertools import combinations, islice, pairwise, product
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
 import exercises.pipelines as exercise
 import nn
-from checks import BLUE, GREEN, GREY, INK, ORANGE, RED, SKY
 from collectives import puzzles
 from collectives.puzzles import Stage
 from parallel.planning.partition import partition
 from parallel.planning.profile import LayerProfile
 from parallel.strategies.pipeline.actions import Action, PipelineError, read, write
 from parallel.strategies.pipeline.checking import check
-from parallel.strategies.pipeline.picture import COLOURS, compare, draw, measured
+from parallel.strategies.pipeline.picture import compare, draw, measured
 from parallel.strategies.pipeline.schedules import rows
 
 # %matplotlib inline
@@ -57,8 +55,8 @@ checks.style()
 #
 # A stage has two things to do for each micro-batch i: **F** (forward), and later **B** (backward), which takes about
 # twice as long: it computes the gradient of the input and that of the weights. F of a stage waits for F of the stage
-# before it, B for B of the stage behind it. A **schedule** says in which order each rank does what it has to do. In
-# this project it is a generator of actions, one for each rank:
+# before it, B for B of the stage behind it. A **schedule** is the order of each rank's actions. In this project it is a
+# generator of actions, one for each rank:
 
 
 # %%
@@ -73,16 +71,16 @@ print(report)
 draw(report.spans, title="one at a time")
 
 # %% [markdown]
-# `check` has looked whether everything can run, has added up the time (F takes 1 unit, B 2, messages none), and counted
-# the most micro-batches whose activations a rank keeps at once, from F until B (*peak*). A rank works a quarter of the
-# time. It would have been as fast on one rank.
+# `check` has verified that all actions can run. It computed the time (F takes 1 unit, B 2, messages none), and the
+# largest number of micro-batches whose activations a rank keeps at once, from F until B (*peak*). A rank works a
+# quarter of the time: one rank would be as fast.
 #
 # ## 2. GPipe
 #
 # While micro-batch 0 is on stage 1, stage 0 can work on micro-batch 1. Do all forwards, then all backwards, and then
 # update once: gradients of micro-batches add up, so this is the same step as before (Huang et al. 2019).
 #
-# **Exercise 1.** Write it. (What is there is the naive way. In what the checker says, 2F0 is the forward of
+# **Exercise 1.** Write it. (The starter code is the naive schedule. In the checker's messages, 2F0 is the forward of
 # micro-batch 0 on stage 2.)
 
 
@@ -117,7 +115,7 @@ def my_gpipe(rank, ranks, micro_batches):
 
 # %%
 def look_at(schedule, ranks=4, micro_batches=8):
-    """The report on a schedule; what cannot run is told in words, and drawn."""
+    """The report on a schedule; one that cannot run is explained and drawn."""
     made = [checks.call(schedule, r, ranks, micro_batches) for r in range(ranks)]
     actions = [checks.call(wraps(schedule)(lambda row=row: list(islice(row, 1000)))) for row in made]
     try:
@@ -134,45 +132,28 @@ checks.right("8 micro-batches on 4 stages in 33 units, where one at a time takes
 draw(report.spans, title="GPipe")
 
 # %% [markdown]
-# The grey triangles at the beginning and the end are the **bubble**: stages wait until the first micro-batch has come
-# to them, and at the end until the last one is through. Each rank waits for p - 1 forwards and p - 1 backwards, so
-# with m micro-batches
+# The grey triangles at the beginning and the end are the **bubble**: stages wait until the first micro-batch arrives,
+# and at the end until the last one has passed. Each rank waits for p - 1 forwards and p - 1 backwards, so with m
+# micro-batches
 #
 # $$ \text{makespan} = (m + p - 1)(t_F + t_B), \qquad \text{idle share} = \frac{p-1}{m+p-1} . $$
 #
-# More micro-batches, smaller bubble. Formula, and what the checker finds:
+# More micro-batches make the bubble smaller. Here is the formula, with the checker's results:
 
 # %%
-_, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2))
 micro = np.array([1, 2, 4, 8, 16, 32, 64])
-for p, colour in ((2, GREEN), (4, BLUE), (8, ORANGE)):
-    idle = [1 - 3 * m / check("gpipe", p, int(m)).makespan for m in micro]
-    left.plot(micro, 100 * (p - 1) / (micro + p - 1), color=colour, lw=5, alpha=0.35)
-    left.plot(micro, 100 * np.array(idle), "o", color=colour, label=f"{p} stages")
-    assert np.allclose(idle, (p - 1) / (micro + p - 1))
-kept = np.array([[max(check("gpipe", p, int(m)).peaks) for m in micro] for p in (2, 4, 8)])
-assert (kept == micro).all(), "the same for any number of stages"
-right.plot(micro, kept[0], "o-", color=INK, label="2, 4 and 8 stages: all m")
-right.legend()
-for ax in (left, right):
-    ax.set(xscale="log", xlabel="micro-batches m")
-    ax.set_xticks(micro, micro)
-    ax.set_xticks([], minor=True)
-left.set(ylabel="idle (%)", title="The bubble: line the formula, dots the checker")
-right.set(ylabel="micro-batches kept", yscale="log", title="What it costs: activations of all m")
-left.legend()
-plt.show()
+exercise.draw_bubble(micro)
 
 # %% [markdown]
-# On the right is the catch: all activations of all micro-batches are there at once. (GPipe keeps of each stage only its
+# On the right is the price: the activations of all micro-batches are kept at once. (GPipe keeps of each stage only its
 # input and computes the rest again: a third more work.)
 #
 # ## 3. 1F1B
 #
-# What F has kept can go as soon as B has used it. So go backward as soon as there is something to go backward with: a
-# few forwards to warm up, then one forward and one backward by turns, then the backwards that are left (Narayanan et
-# al. 2019). How many to warm up? The last stage none: its forward's backward can follow at once. The one before it
-# one. So stage s of p: p - 1 - s.
+# The activations of F can be freed as soon as B has used them. So run each backward as early as possible: a few
+# forwards to warm up, then alternately one forward and one backward, then the remaining backwards (Narayanan et al.
+# 2019). How many forwards to warm up? The last stage needs none: its backward can follow its forward at once. The stage
+# before it needs one. So stage s of p needs p - 1 - s.
 #
 # **Exercise 2** is a puzzle. In puzzles a stage's order is a list of ("F", i) and ("B", i); `Stage(...).rounds(order)`
 # adds the messages. Your schedule is checked with them, with sends that wait for the receiver, too.
@@ -184,7 +165,7 @@ print(puzzles.one_f_one_b)
 # %%
 def my_1f1b(rank, size, count):
     """Rounds of stage `rank` of `size`, `count` micro-batches."""
-    # gap: warm up, then by turns, then what is left
+    # gap: warm up, then alternate, then the rest
     # order = [("F", i) for i in range(count)] + [("B", i) for i in range(count)]
     # solution
     ahead = min(size - 1 - rank, count)
@@ -211,59 +192,34 @@ grade.draw()
 
 # %% [markdown]
 # The bubble is as large as GPipe's, but stage s keeps at most p - s micro-batches, however many there are. That is why
-# everybody uses it.
+# 1F1B is the usual schedule.
 
 # %%
-_, ax = plt.subplots(figsize=(7, 2.8))
-ax.plot(micro, micro, "s-", color=INK, label="GPipe, any number of stages")
-for p, colour, mark in ((8, ORANGE, "^"), (4, BLUE, "o"), (2, GREEN, "v")):
-    kept = [max(check("1f1b", p, int(m)).peaks) for m in micro]
-    ax.plot(micro, kept, f"{mark}-", color=colour, label=f"1F1B, {p} stages: at most {max(kept)}")
-ax.set(title="Micro-batches whose activations are kept", xlabel="micro-batches m", ylabel="on the first stage")
-ax.set(xscale="log", yscale="log")
-for axis in (ax.xaxis, ax.yaxis):
-    axis.set_ticks(micro, micro)
-    axis.set_ticks([], minor=True)
-ax.legend()
-plt.show()
+exercise.draw_peaks(micro)
 
 # %% [markdown]
 # ## 4. Zero bubble
 #
 # B does two things: **I**, the gradient of the stage's input, and **W**, the gradient of its weights. The stage before
-# waits for I. *Nobody* waits for W, until the update. So W can be done at any time: for example when there would be
-# nothing else to do (Qi et al. 2023). In code it is one line of the chain rule each:
+# waits for I. *No* stage waits for W before the update. So W can be done at any time, for example when a rank would be
+# idle (Qi et al. 2023). In code each is one line of the chain rule:
 
 # %%
 rng = np.random.default_rng(0)
 x, W, gy = rng.standard_normal((5, 3)), rng.standard_normal((3, 4)), rng.standard_normal((5, 4))
 gx = gy @ W.T  # I: the stage before waits for this
-gW = x.T @ gy  # W: needs x and gy, and nobody needs it before the update
+gW = x.T @ gy  # W: needs x and gy, and is needed only for the update
 
-fig, ax = plt.subplots(figsize=(7, 2.1))
-ax.set_title("Backward in two halves: who waits for which")
-for text, at, colour in (
-    ("x, gy", 0.06, GREY),
-    ("I: gx = gy W'", 0.4, COLOURS["I"]),
-    ("W: gW = x' gy", 0.4, COLOURS["W"]),
-):
-    y = {"x, gy": 0.5, "I: gx = gy W'": 0.8, "W: gW = x' gy": 0.2}[text]
-    ax.text(at, y, text, ha="center", va="center", bbox=dict(boxstyle="round,pad=0.5", fc="white", ec=colour, lw=2))
-for y, what in ((0.8, "the stage before, at once"), (0.2, "the update, at the end of the step")):
-    ax.annotate("", (0.29, y), (0.12, 0.5), arrowprops=dict(arrowstyle="-|>", color=GREY))
-    ax.annotate("", (0.62, y), (0.51, y), arrowprops=dict(arrowstyle="-|>", color=GREY))
-    ax.text(0.64, y, what, va="center")
-ax.axis("off")
-plt.show()
+exercise.draw_halves()
 
 # %%
 print(puzzles.zero_bubble)
 
 # %% [markdown]
-# **Exercise 3.** An order of ("F", i), ("I", i), ("W", i). (What is there is 1F1B with I and W one after the other:
-# it is right, and takes 30.) Hints: warm up with one forward more than 1F1B, p - s; then I, *an older* W, F by turns.
-# The first stage has nothing to wait for, the last one waits longest at the beginning: so let W lag behind I by s
-# micro-batches on stage s.
+# **Exercise 3.** An order of ("F", i), ("I", i), ("W", i). (The starter code is 1F1B with I and W one after the other:
+# it is right, and takes 30.) Hints: warm up with one forward more than 1F1B, p - s; then repeat I, *an older* W, F. The
+# first stage does not wait at the beginning, the last one waits longest: so on stage s let W lag behind I by s
+# micro-batches.
 
 
 # %%
@@ -295,9 +251,9 @@ checks.graded(grade)
 grade.draw()
 
 # %% [markdown]
-# Is there still less? ZB-V folds the pipeline into a V: every rank has *two* stages, one on the way down and one on the
+# Can it be shorter? ZB-V folds the pipeline into a V: every rank has *two* stages, one on the way down and one on the
 # way up, so the last stage lies on rank 0, which can begin its backwards early. Here are all of them, for 4 ranks and 8
-# micro-batches, where F, I and W take one unit each (stages of a rank that has two take half of that):
+# micro-batches. F, I and W take one unit each (half a unit where a rank has two stages):
 
 # %%
 names = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
@@ -310,17 +266,7 @@ for name in names:
     table[name] = report.makespan, max(report.idle_share), max(report.peaks) / chunks
     print(f"{name:12} {report.makespan:9g} {table[name][1]:6.0%}   {table[name][2]:g}")
 
-_, (left, right) = plt.subplots(1, 2, figsize=(10, 3), sharey=True)
-columns = list(zip(*table.values(), strict=True))
-left.barh(names, columns[0], color=BLUE)
-left.axvline(24, color=INK, ls=":")
-left.bar_label(left.containers[0], [f" {t:g}, idle {share:.0%}" for t, share in zip(*columns[:2], strict=True)])
-right.barh(names, columns[2], color=ORANGE)
-right.bar_label(right.containers[0], fmt=" %g")
-left.set(xlabel="makespan, units (24 of them work: the dotted line)", title="Time", xlim=(0, 125))
-right.set(xlabel="micro-batches whose activations are kept", title="Memory", xlim=(0, 9))
-left.invert_yaxis()
-plt.show()
+exercise.draw_table(table, names)
 assert table["gpipe"][0] == table["1f1b"][0] == 33 and table["zb-h1"][0] == 27 and table["zb-v"][1] == 0
 
 # %%
@@ -328,12 +274,12 @@ draw(check("zb-v", 4, 8, {"F": 0.5, "B": 1, "I": 0.5, "W": 0.5}).spans, title="Z
 
 # %% [markdown]
 # "Idle" is within a rank's own span, from its first action to its last. ZB-H2 has none, though its makespan is that of
-# ZB-H1: ranks begin and end at different times. It pays where ranks do not meet between steps.
+# ZB-H1: ranks begin and end at different times. It is faster where ranks do not synchronize between steps.
 #
-# ## 5. Text, and wrong schedules
+# ## 5. Schedules as text, and wrong ones
 #
-# A schedule is exchanged as text, a row of CSV for each rank; PyTorch reads and writes the same. `2F0` is forward of
-# micro-batch 0 on stage 2.
+# A schedule can be written as text, a row of CSV for each rank; PyTorch reads and writes the same format. `2F0` is
+# forward of micro-batch 0 on stage 2.
 
 # %%
 text = write(rows("1f1b", 3, 3))
@@ -342,8 +288,8 @@ assert check(read(text)).makespan == 15
 draw(check(read(text)).spans, title="read from text")
 
 # %% [markdown]
-# What does the checker say of a wrong one? Here rank 0 wants to go backward before the last stage has gone forward. The
-# ranks wait for each other in a circle; on a cluster that is a job that stands still until its time is over:
+# What does the checker say about a wrong one? Here rank 0's backward comes before the last stage's forward. The ranks
+# wait for each other in a circle; on a cluster such a job hangs until its time limit:
 
 # %%
 wrong = [
@@ -357,23 +303,10 @@ except PipelineError as error:
     print(error)
     done = [wrong[0][:1], wrong[1][:1]]  # what ran before
 
-_, ax = plt.subplots(figsize=(6, 1.9))
-for rank, row in enumerate(wrong):
-    for i, action in enumerate(row):
-        stands = not any(action == other for other in done[rank])
-        ax.barh(rank, 0.9, 0.55, left=i, color=GREY if stands else BLUE, alpha=0.4 if stands else 1)
-        ax.text(i + 0.45, rank, str(action), ha="center", va="center", color=INK if stands else "white")
-both_ways = dict(arrowstyle="<|-|>", color=RED, lw=2, shrinkA=0, shrinkB=0)
-ax.annotate("", (1.45, 0.72), (1.45, 0.28), arrowprops=both_ways)
-ax.text(1.6, 0.5, "0B0 waits for 1B0, 1F1 waits for 0F1", color=RED, va="center", fontsize=9)
-ax.set_yticks(range(2), ["rank 0", "rank 1"])
-ax.set_xticks([])
-ax.invert_yaxis()
-ax.set_title("blue has run; nothing else ever will")
-plt.show()
+exercise.draw_standstill(wrong, done)
 
 # %% [markdown]
-# **Exercise 4.** Write the heart of the checker: when is the last action done? `orders[s]` is the list of ("F", i) and
+# **Exercise 4.** Write the core of the checker: when is the last action done? `orders[s]` is the list of ("F", i) and
 # ("B", i) of stage s, of as many stages as there are lists. F takes 1 and B takes 2, messages nothing. F of micro-batch
 # i waits for F of i on the stage before; B for B of i on the stage behind, and on the last stage for its own F. If the
 # stages wait for each other for ever, return `np.inf`.
@@ -429,8 +362,8 @@ exercise.check_finish(my_finish)
 #
 # Where should the network be cut? A pipeline is as fast as its slowest stage.
 #
-# **Exercise 5.** Cut layers that take `seconds[l]` into p stages that follow each other, so that the slowest stage is
-# as fast as it can be. (Few layers: `combinations(range(1, len(seconds)), p - 1)` are all ways to cut.)
+# **Exercise 5.** Cut layers that take `seconds[l]` into p consecutive stages, so that the slowest stage is as fast as
+# possible. (There are few layers: `combinations(range(1, len(seconds)), p - 1)` yields all ways to cut.)
 
 
 # %%
@@ -462,10 +395,9 @@ def my_cuts(seconds, p):
 exercise.check_cuts(my_cuts)
 
 # %% [markdown]
-# A stage that is too slow may lie on
-# several ranks, which take micro-batches in turn (and sum their gradients). PipeDream (Harlap et al. 2018) finds the
-# best plan with a dynamic programme. Layers i ... j on m ranks take, for each mini-batch, with weights of w bytes and
-# bandwidth B,
+# A stage that is too slow can be put on several ranks, which take micro-batches in turn (and sum their gradients).
+# PipeDream (Harlap et al. 2018) finds the best plan with a dynamic programme. Layers i ... j on m ranks take, for each
+# mini-batch, with weights of w bytes and bandwidth B,
 #
 # $$ T(i, j, m) = \frac1m \max\Big( \sum_{l=i}^{j} T_l,\; \frac{2 (m-1) \sum_l w_l}{B} \Big), $$
 #
@@ -474,22 +406,16 @@ exercise.check_cuts(my_cuts)
 #
 # $$ A(j, m) = \min\Big( T(0, j, m),\; \min_{s,\,m'} \max\big( A(s, m-m'),\; 2 a_s / B,\; T(s+1, j, m') \big) \Big) . $$
 #
-# Take five layers: three that compute much and have few weights (convolutions), two with many weights.
+# Take five layers: three with much computation and few weights (convolutions), two with many weights.
 
 # %%
 T, a, w, B = [4, 4, 4, 1, 1], [8, 6, 2, 1, 1], [0.1, 0.2, 0.3, 20, 10], 10.0
-_, axes = plt.subplots(1, 3, figsize=(10, 2.2))
-for ax, values, name, colour in zip(
-    axes, (T, a, w), ("seconds", "bytes out", "bytes of weights"), (BLUE, GREEN, ORANGE), strict=True
-):
-    ax.bar_label(ax.bar(range(5), values, color=colour), fmt="%g", fontsize=8)
-    ax.set(xlabel="layer", title=name, ylim=(0, 1.2 * max(values)))
-plt.show()
+exercise.draw_layers(T, a, w)
 
 # %% [markdown]
 # **Exercise 6.** Write A(j, m) by recursion; the first j layers are those with numbers 0 ... j - 1, and `stage(i, j,
 # m)` is T(i, ..., j - 1; m). So a last stage of the layers s ... j - 1 on n ranks leaves the first s layers for m - n
-# ranks, and the link before it carries a[s - 1]. (What is there knows only one stage: data parallelism.)
+# ranks, and the link before it carries a[s - 1]. (The starter code has only one stage: data parallelism.)
 
 
 # %%
@@ -524,19 +450,9 @@ def my_plan(j, m):
 # %%
 ranks = range(1, 9)
 
-
-def draw_plans(got, want):
-    """Seconds over ranks."""
-    _, ax = plt.subplots(figsize=(6.4, 3))
-    ax.plot(ranks, [stage(0, 5, m) for m in ranks], ":", color=GREY, label="data parallelism")
-    ax.plot(ranks, want, color=GREY, lw=5, alpha=0.5, label="wanted")
-    ax.plot(ranks, got, "o-", color=RED, label="yours")
-    ax.set(xlabel="ranks", ylabel="seconds a mini-batch", title="The best plan", ylim=(0, None))
-    ax.legend()
-
-
 # first with a slow link, which must be counted; then the layers the other way round
 networks = (1.0, T, a, w), (10.0, T[::-1], a[::-1], w[::-1]), (10.0, T, a, w)
+draw_plans = exercise.plans_of(ranks, stage)
 for B, T, a, w in networks:
     layers = [
         LayerProfile(str(i), t / 3, 2 * t / 3, out, weights)
@@ -544,32 +460,25 @@ for B, T, a, w in networks:
     ]
     mine = np.array([checks.numbers(my_plan, 5, m) for m in ranks])
     wanted = np.array([partition(layers, m, B).seconds for m in ranks])
-    checks.same(mine, wanted, f"seconds of the best plan on 1, 2, ... ranks, bandwidth {B:g}", draw=draw_plans)
+    checks.same(
+        mine,
+        wanted,
+        f"seconds of the best plan on 1, 2, ... ranks, bandwidth {B:g}",
+        draw=exercise.plans_of(ranks, stage),
+    )
 checks.right("as parallel.planning.partition, for 1 to 8 ranks")
 draw_plans(mine, wanted)
 plan = partition(layers, 8, B)
 print(plan)
 
 # %% [markdown]
-# Eight ranks: the three convolution layers on seven of them, the two layers with all the weights on one, 2.0 seconds;
-# data parallelism over all eight takes 5.36, because it has to sum weights that are hardly worth computing with. For
-# VGG-16 on 8 machines the published plan has this very shape, 7-1, and 95% less communication (Harlap et al. 2018).
-# Time of each stage, and of the link, for both:
+# Eight ranks: the three convolution layers on seven of them, the two layers with most of the weights on one, 2.0
+# seconds. Data parallelism over all eight takes 5.36, because it has to sum the gradients of many weights that need
+# little computation. For VGG-16 on 8 machines the published plan has the same shape, 7-1, and 95% less communication
+# (Harlap et al. 2018). Time of each stage, and of the link, for both:
 
 # %%
-_, ax = plt.subplots(figsize=(7, 1.9))
-bars, labels, colours = [], [], []
-for s in plan.stages:
-    bars.append(stage(s.first, s.last + 1, s.replicas))
-    labels.append(f"layers {s.first}-{s.last} on {s.replicas}")
-    colours.append(BLUE)
-bars += [2 * a[plan.stages[0].last] / B, plan.data_parallel]
-labels += ["the link between them", "all layers on 8"]
-colours += [SKY, RED]
-ax.bar_label(ax.barh(labels, bars, color=colours), fmt=" %.2f")
-ax.invert_yaxis()
-ax.set(xlabel="seconds a mini-batch; the slowest counts", xlim=(0, 6.2), title="The plan for 8 ranks")
-plt.show()
+exercise.draw_plan(plan, stage, a, B)
 
 # %% [markdown]
 # ## 7. On real ranks
@@ -628,8 +537,8 @@ schedule = rows("1f1b", 2, 4)
 compare(measured(events[0], schedule), check(schedule).spans)
 
 # %% [markdown]
-# Above, a step as it was; below, as its schedule says with messages that take no time. Stages are never quite as long
-# as each other, and on a computer with two cores somebody else may want one of them.
+# Above is a measured step; below is its schedule, with messages that take no time. Real stages differ a little in
+# length, and other programs may use the cores.
 #
 # ## Try
 #

@@ -14,8 +14,7 @@
 # # 13b. Attention by hand
 #
 # The next notebooks cut transformers: by columns and heads (14), by experts (18), by positions (19). Here is what they
-# cut. A transformer is made of two things that you know, linear layers and normalisation, and one that is new:
-# **attention**. You will
+# cut. A transformer consists of linear layers, normalisation, and one new part: **attention**. You will
 #
 # 1. write attention for one head, and hide the future from it;
 # 2. derive its gradient;
@@ -26,13 +25,11 @@
 # 7. trade computation for memory: **activation checkpointing**.
 
 # %%
-import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
 import exercises.attention as exercise
 import nn
-from checks import BLUE, GREY, ORANGE, RED
 
 # %matplotlib inline
 checks.style()
@@ -41,15 +38,15 @@ checks.style()
 # ## 1. Attention
 #
 # A sequence has T positions, each with D numbers. A linear layer treats every position alone. In attention a position
-# takes in what others have: it has a **query** $q_t$, what it looks for; every position has a **key** $k_s$, what can
-# be found there, and a **value** $v_s$, what is then taken. The **score** of t and s is a scalar product, and the
-# weights are the softmax of the scores of one query:
+# combines the values of others: it has a **query** $q_t$, which says what it looks for; every position has a **key**
+# $k_s$, which the query is compared with, and a **value** $v_s$, which is then added. The **score** of t and s is a
+# scalar product, and the weights are the softmax of the scores of one query:
 #
 # $$ S_{ts} = \frac{q_t \cdot k_s}{\sqrt d}, \qquad
 #    p_{ts} = \frac{e^{S_{ts}}}{\sum_r e^{S_{tr}}}, \qquad y_t = \sum_s p_{ts}\, v_s . $$
 #
-# Why $\sqrt d$? A sum of d products of numbers that scatter by 1 scatters by $\sqrt d$. Undivided, the softmax of large
-# scores is nearly 0 or 1, where its slope is nearly 0.
+# Why $\sqrt d$? A sum of d products of numbers with deviation 1 has the deviation $\sqrt d$. Without the division, the
+# softmax of such large scores is nearly 0 or 1, where its slope is nearly 0.
 #
 # **Exercise 1.** Write it, for all queries at once: q is (queries, d), k and v are (keys, d).
 
@@ -82,8 +79,8 @@ def attention(q, k, v):
 exercise.check_attention(attention)
 
 # %% [markdown]
-# A language model predicts each position's successor, and must not see it. **Causal** attention lets position t see the
-# positions up to t only.
+# A language model predicts the next element at each position, and must not see it. **Causal** attention lets position t
+# see the positions up to t only.
 #
 # **Exercise 2.** Write it. `np.tri(T, dtype=bool)` is True where $s \le t$.
 
@@ -114,7 +111,7 @@ def causal_attention(q, k, v):
 exercise.check_causal(causal_attention)
 
 # %% [markdown]
-# What does it do? Here a query looks for the position whose first half is its own second half:
+# Here is an example. Each query looks for the position whose first half is its own second half:
 
 # %%
 rng = np.random.default_rng(3)
@@ -122,14 +119,7 @@ names = rng.standard_normal((8, 16))
 follows = rng.permutation(8)
 x = np.concatenate([names, names[follows]], axis=1)  # its own name, and that of the one it is looking for
 y, weights = attention(6 * x[:, 16:], x[:, :16], x[:, :16])
-_, axes = plt.subplots(1, 2, figsize=(9, 3.2))
-axes[0].imshow(weights, cmap="Blues", vmin=0, vmax=1)
-axes[0].plot(follows, range(8), "o", mfc="none", color=RED, label="the one that is looked for")
-axes[0].set(title="weights", xlabel="key of position", ylabel="query of position")
-axes[0].legend(loc="upper left", bbox_to_anchor=(0, -0.2))
-axes[1].imshow(causal_attention(6 * x[:, 16:], x[:, :16], x[:, :16])[1], cmap="Blues", vmin=0, vmax=1)
-axes[1].set(title="causal: only what came before", xlabel="key of position")
-plt.show()
+exercise.draw_weights(weights, follows, causal_attention, x)
 assert (weights.argmax(axis=1) == follows).all()
 
 # %% [markdown]
@@ -187,8 +177,8 @@ def attention_backward(q, k, v, p, gy):
 exercise.check_backward(attention_backward)
 
 # %% [markdown]
-# What must be kept for it: q, k, v, and p, which has **T^2 numbers**. For 2,048 positions these are four million for
-# each head and sequence. Notebook 19 shows how to do without them.
+# Backward needs q, k, v, and p, which has **T^2 numbers**: for 2,048 positions four million for each head and sequence.
+# Notebook 19 shows how to avoid them.
 #
 # ## 3. Heads
 #
@@ -196,8 +186,8 @@ exercise.check_backward(attention_backward)
 # each, lets each attend by itself, and puts the outputs side by side again; a last matrix mixes them. Head h has the
 # columns h D/H to (h + 1) D/H.
 #
-# **Exercise 5.** Split (T, D) into (H, T, D/H), and merge again. (`reshape` alone does not do it: of the numbers in
-# memory, one position's come first, then the next one's.)
+# **Exercise 5.** Split (T, D) into (H, T, D/H), and merge again. (`reshape` alone is not enough: in memory the numbers
+# of one position are followed by those of the next.)
 
 
 # %%
@@ -227,7 +217,7 @@ def merge_heads(x):
 exercise.check_heads(split_heads, merge_heads)
 
 # %% [markdown]
-# Together with the library's weights it is `nn.MultiHeadAttention`:
+# With the library's weights it equals `nn.MultiHeadAttention`:
 
 # %%
 T, D, H = 7, 12, 4
@@ -253,7 +243,7 @@ assert np.allclose(mine, theirs[0], rtol=1e-12, atol=1e-14)
 # $$ \theta_i = 10000^{-2i/d}, \qquad
 #    (a, b) \;\to\; (a \cos - b \sin,\; a \sin + b \cos) . $$
 #
-# Both are turned, so their scalar product depends on the *difference* of the positions only.
+# Queries and keys are turned alike, so their scalar product depends only on the *difference* of the positions.
 #
 # **Exercise 6.** Turn one vector.
 
@@ -285,21 +275,14 @@ exercise.check_rotary(rotate)
 # %%
 vector = np.random.default_rng(0).standard_normal(64)
 distances = np.arange(0, 200)
-_, ax = plt.subplots(figsize=(7, 2.6))
-ax.plot(distances, [rotate(vector, t) @ rotate(vector, 0) / (vector @ vector) for t in distances], color=BLUE)
-ax.set(
-    title="score of a vector with itself, at a distance",
-    xlabel="positions between query and key",
-    ylabel="of distance 0",
-)
-plt.show()
+exercise.draw_distances(distances, rotate, vector)
 
 # %% [markdown]
 # ## 5. One position at a time
 #
-# In training all positions are there at once. To *write* a text the model makes one position, which is then the input
-# of the next. The keys and values of what was there before do not change: they are kept, in the **KV cache**, and each
-# new position makes one query, one key and one value.
+# In training all positions are known at once. To *generate* a text the model computes one position, whose output is the
+# input of the next. The keys and values of earlier positions do not change: they are kept in the **KV cache**, and each
+# new position computes one query, one key and one value.
 #
 # **Exercise 7.** Write a step.
 
@@ -372,27 +355,17 @@ def block_operations(D, T):
 exercise.check_count(block_weights, block_operations)
 
 # %%
-lengths = 2 ** np.arange(8, 18)
 width = 12_288
-scores = np.array([4 * int(T) ** 2 * width for T in lengths], float)
-everything = np.array([block_operations(width, int(T)) for T in lengths], float)
-_, ax = plt.subplots(figsize=(7, 2.8))
-ax.semilogx(lengths, 100 * scores / everything, "o-", color=ORANGE)
-ax.axvline(6 * width, color=GREY, ls=":")
-ax.annotate(" T = 6 D", (6 * width, 5), color=GREY)
-ax.set(
-    title=f"what scores and values take of a block of {width:,} features", xlabel="positions T", ylabel="operations (%)"
-)
-plt.show()
+exercise.draw_quadratic(block_operations, width)
 print(f"96 such blocks: {96 * block_weights(width) / 1e9:.0f} billion weights, as GPT-3 has")
 
 # %% [markdown]
 # ## 7. Activation checkpointing
 #
 # Backward needs what forward has computed. With 96 blocks and long sequences these **activations** take more memory
-# than the weights. They can be computed again instead of kept (Chen et al. 2016): cut the L layers into **segments**,
-# keep only the input of each segment, and in backward compute the segment once more, from its input. That costs one
-# more forward pass: as backward takes twice as long as forward, a third more time.
+# than the weights. They can be recomputed instead of kept (Chen et al. 2016): cut the L layers into **segments**, keep
+# only the input of each segment, and in backward compute the segment once more, from its input. That costs one more
+# forward pass: as backward takes twice as long as forward, a third more time.
 #
 # **Exercise 9.** Write it. `layer.forward(x)` gives y, and `layer.backward(x, gy)` the gradient of x, from the layer's
 # own input. At any time there should be no more activations than the inputs of all segments, and those of one segment.
@@ -462,20 +435,10 @@ def best_size(L):
 exercise.check_segment(best_size)
 
 # %%
-L = 96
-sizes = np.arange(1, L + 1)
-_, ax = plt.subplots(figsize=(7, 2.8))
-ax.plot(sizes, -(-L // sizes) + sizes, color=BLUE, label="with checkpoints")
-ax.axhline(L, color=GREY, ls=":", label="all kept")
-ax.plot(best_size(L), -(-L // best_size(L)) + best_size(L), "o", ms=9, color=RED, label=f"segments of {best_size(L)}")
-ax.set(
-    title="activations in memory at once, 96 layers", xlabel="layers of a segment", ylabel="activations", ylim=(0, 110)
-)
-ax.legend()
-plt.show()
+exercise.draw_segments(best_size, 96)
 
 # %% [markdown]
-# GPipe (notebook 13) does it, with a stage as the segment: `--pipeline gpipe:recompute` on the command line.
+# GPipe (notebook 13) does this, with a stage as the segment: `--pipeline gpipe:recompute` on the command line.
 #
 # **To try further.** Leave out $\sqrt d$ in the picture of section 1, with 256 features. Write the gradient of
 # `causal_attention`: what has to be changed? What does a KV cache of 96 layers of 12,288 features take for 2,048

@@ -13,36 +13,33 @@
 # %% [markdown]
 # # 14. Tensor parallelism: f, g and a transformer
 #
-# Data parallelism cuts the batch, a pipeline cuts between layers. The third cut goes *through* the layers: every rank
-# has a part of every matrix, and all work on the same samples at the same time. It is how the largest transformers are
-# trained inside of a node (Shoeybi et al. 2019, "Megatron"). You will
+# Data parallelism cuts the batch, a pipeline cuts between layers. Tensor parallelism cuts *through* the layers: every
+# rank has a part of every matrix, and all work on the same samples at the same time. The largest transformers are
+# trained like this inside a node (Shoeybi et al. 2019, "Megatron"). You will
 #
 # 1. cut a matrix product in two ways, and see what each has to send;
-# 2. put both together, so that two layers need one sum: **f** and **g**;
+# 2. combine both, so that two layers need one sum: **f** and **g**;
 # 3. cut attention by its heads;
-# 4. look up words in a table of which no rank has all;
-# 5. compute a cross-entropy of which no rank has all the outputs;
-# 6. price it: why it stays inside a node;
+# 4. look up words in a table that is divided among ranks;
+# 5. compute a cross-entropy whose outputs are divided among ranks;
+# 6. price it, and see why it stays inside a node;
 # 7. train a transformer on two real ranks: the same numbers as on one.
 
 # %%
 # %load_ext parallel.launch.notebook
 
 # %%
-import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
 import exercises.tensor as exercise
 import nn
-from checks import BLUE, GREEN, GREY, INK, ORANGE, PINK, RED
 from collectives import price
 from collectives.algorithms import allreduce
 from collectives.pricing.networks import Network
 
 # %matplotlib inline
 checks.style()
-SHADES = (BLUE, ORANGE, GREEN, PINK)  # a colour is a rank
 
 # %% [markdown]
 # ## 1. Two ways to cut a product
@@ -55,37 +52,7 @@ SHADES = (BLUE, ORANGE, GREEN, PINK)  # a colour is a rank
 
 
 # %%
-def draw_product(ax, blocks, title):
-    """Matrices side by side; blocks: (text, width, height, how it is cut, sign after it)."""
-    at = 0.0
-    for text, width, height, cut, sign in blocks:
-        for i in range(2):
-            w, h = (
-                (width / 2, height) if cut == "columns" else (width, height / 2) if cut == "rows" else (width, height)
-            )
-            x = at + (i * w if cut == "columns" else 0)
-            y = -height / 2 + ((1 - i) * h if cut == "rows" else 0)
-            colour = SHADES[i] if cut else "#dfe3ea"
-            ax.add_patch(plt.Rectangle((x, y), w, h, facecolor=colour, edgecolor="white", lw=2, alpha=0.85))
-        ax.text(at + width / 2, 0, text, ha="center", va="center", fontsize=12, color=INK if not cut else "white")
-        ax.text(at + width + 0.35, 0, sign, ha="center", va="center", fontsize=13)
-        at += width + 0.7
-    ax.set(xlim=(-0.2, at), ylim=(-1.8, 1.8), title=title, aspect="equal")
-    ax.axis("off")
-
-
-_, axes = plt.subplots(1, 2, figsize=(11, 2.8))
-draw_product(
-    axes[0],
-    [("X", 2, 2.4, "", "·"), ("A", 3, 2, "columns", "="), ("Y", 3, 2.4, "columns", "")],
-    "by columns: nothing is sent",
-)
-draw_product(
-    axes[1],
-    [("X", 2, 2.4, "columns", "·"), ("A", 3, 2, "rows", "="), ("sum", 3, 2.4, "", "")],
-    "by rows: terms are summed",
-)
-plt.show()
+exercise.draw_products()
 
 rng = np.random.default_rng(0)
 X, A = rng.standard_normal((5, 4)), rng.standard_normal((4, 6))
@@ -97,11 +64,11 @@ assert np.allclose(by_columns, X @ A) and np.allclose(by_rows, X @ A)
 # ## 2. Two layers and one sum
 #
 # A transformer's MLP is $Z = \mathrm{GeLU}(X A)\, B$. Cut A by columns: each rank has some columns of XA, and can apply
-# GeLU to them, element by element. These columns are just what a product cut **by rows** wants as its input. So cut B
-# by rows, and nothing is sent between the two: one sum at the end.
+# GeLU to them, element by element. A product cut **by rows** needs exactly these columns as its input. So cut B by
+# rows: nothing is sent between the two products, and there is one sum at the end.
 #
 # Why not the other way round, A by rows? Then each rank would have a *term* of XA, and GeLU of a sum is not the sum of
-# GeLUs: one would have to sum before it, too.
+# GeLUs: a second sum would be needed before it.
 
 # %%
 gelu = nn.GELU()
@@ -116,17 +83,12 @@ def GeLU(x):
     return y.copy(), lambda gy: gelu.backward({}, gy.copy(), saved, ctx.children[1])[0].copy()
 
 
-_, ax = plt.subplots(figsize=(6.2, 2.8))
-ax.plot(z, GeLU(2 * z)[0], color=BLUE, label="GeLU(a + b)")
-ax.plot(z, 2 * GeLU(z)[0], color=RED, label="GeLU(a) + GeLU(b)")
-ax.set(xlabel="a = b", title="The GeLU of a sum is not the sum of the GeLUs")
-ax.legend()
-plt.show()
+exercise.draw_gelu(z, GeLU)
 
 # %% [markdown]
-# Backward the same picture runs the other way. The gradient of Z goes to all ranks as it is. Each computes the gradient
-# of its parts. At the beginning X went into *all* parts, so its gradient is the **sum** of theirs. Megatron gives names
-# to these two places:
+# Backward runs in the other direction. The gradient of Z goes to all ranks as it is. Each computes the gradient of its
+# parts. At the beginning X went into *all* parts, so its gradient is the **sum** of theirs. Megatron gives names to
+# these two places:
 #
 # | | forward | backward |
 # |---|---|---|
@@ -136,45 +98,12 @@ plt.show()
 # Each is the other's adjoint: a copy to many is, backward, a sum of many.
 
 # %%
-_, ax = plt.subplots(figsize=(9, 3.1))
-ax.set_title("Where the ranks meet: g forward, f backward")
-for rank, y in enumerate((0.75, -0.75)):
-    for x, text in ((2.2, f"$A_{rank}$"), (4.0, "GeLU"), (5.8, f"$B_{rank}$")):
-        ax.text(
-            x,
-            y,
-            text,
-            ha="center",
-            va="center",
-            color="white",
-            bbox=dict(boxstyle="round,pad=0.5", fc=SHADES[rank], ec="none"),
-        )
-    for a, b in (((1.1, 0), (1.85, y)), ((2.55, y), (3.5, y)), ((4.5, y), (5.45, y)), ((6.15, y), (6.9, 0))):
-        ax.annotate("", b, a, arrowprops=dict(arrowstyle="-|>", color=GREY))
-    ax.text(-1.0, y, f"rank {rank}", color=SHADES[rank], va="center")
-for x, text in ((0.9, "f"), (7.1, "g")):
-    ax.text(
-        x,
-        0,
-        text,
-        ha="center",
-        va="center",
-        fontsize=13,
-        style="italic",
-        bbox=dict(boxstyle="circle,pad=0.35", fc="white", ec=INK),
-    )
-ax.text(0.2, 0, "X", ha="center", va="center", fontsize=13)
-ax.text(7.9, 0, "Z", ha="center", va="center", fontsize=13)
-ax.text(0.9, -1.5, "backward: sum", ha="center", fontsize=9)
-ax.text(7.1, -1.5, "forward: sum", ha="center", fontsize=9)
-ax.set(xlim=(-1.2, 8.4), ylim=(-1.7, 1.3))
-ax.axis("off")
-plt.show()
+exercise.draw_f_and_g()
 
 # %% [markdown]
-# **Exercise 1.** Forward and backward of the MLP, its matrices in parts, all ranks in one process: for each part
-# `A[i]` (some columns) and `B[i]` (some rows). `GeLU(x)` gives y, and a function for the way back. Biases are left out.
-# (What is there takes the gradient of X from the last part alone.)
+# **Exercise 1.** Forward and backward of the MLP, its matrices in parts, all ranks in one process: for each part `A[i]`
+# (some columns) and `B[i]` (some rows). `GeLU(x)` gives y, and a function for the way back. Biases are left out. (The
+# starter code takes the gradient of X from the last part alone.)
 
 
 # %%
@@ -225,29 +154,17 @@ def my_mlp(X, A, B, gZ):
 # %%
 g, mine = exercise.check_mlp(my_mlp, network)
 
-_, axes = plt.subplots(1, 4, figsize=(11, 2.4))
-for ax, array, name in zip(axes, (mine[1], g[0].W, g[2].W, mine[0]), ("gX", "gA", "gB", "Z"), strict=True):
-    ax.imshow(array, cmap="RdBu", vmin=-8, vmax=8, aspect="auto")
-    for i in range(1, 4):
-        cut = ax.axvline if name == "gA" else ax.axhline
-        if name in ("gA", "gB"):
-            cut(2 * i - 0.5, color=INK, lw=1.5)
-    ax.set(
-        title=name + {"gA": ": each rank some columns", "gB": ": some rows"}.get(name, ": on all ranks"),
-        xticks=[],
-        yticks=[],
-    )
-plt.show()
+exercise.draw_parts(mine, g)
 
 # %% [markdown]
-# No gradient of a *parameter* is ever sent: each rank has all that concerns its part. And each has 1/t of the
+# No gradient of a *parameter* is sent: each rank has all the data for its part. And each of t ranks has 1/t of the
 # parameters, of the gradients, of the optimizer's moments, and of the arithmetic.
 #
 # ## 3. Attention: by heads
 #
-# Multi-head attention is made for this. Head h has its own columns of the matrices for queries, keys and values, and
-# does its softmax by itself; the projection at the end takes all heads' outputs side by side: cut it by rows. So: f,
-# some heads on each rank, g.
+# Multi-head attention divides easily. Head h has its own columns of the matrices for queries, keys and values, and does
+# its softmax by itself; the projection at the end takes all heads' outputs side by side, so cut it by rows. The order
+# is f, some heads on each rank, g.
 #
 # **Exercise 2.** Write a rank's term, for one sequence x (T, D), with `causal_attention` of notebook 13b. Of the
 # library's weights `p.Wqkv` has the columns of all queries, then of all keys, then of all values; `p.Wo` is the
@@ -301,19 +218,13 @@ def some_heads(x, heads):
 exercise.check_heads(some_heads, attention, p, x)
 terms = [some_heads(x, heads) for heads in ((0, 1), (2, 3))]  # two ranks
 
-_, axes = plt.subplots(1, 4, figsize=(11, 2.7), sharey=True)
-for h, ax in enumerate(axes):
-    ax.imshow(terms[h // 2][1][h % 2], cmap="Blues", vmin=0, vmax=1)
-    ax.set_title(f"head {h}, on rank {h // 2}", color=SHADES[h // 2])
-    ax.set(xlabel="looks at place")
-axes[0].set_ylabel("place")
-plt.show()
+exercise.draw_heads(terms)
 
 # %% [markdown]
 # So a block of a transformer has two pairs of f and g: four allreduces of N T D numbers, two forward and two backward.
-# And there cannot be more ranks than heads.
+# There cannot be more ranks than heads.
 #
-# ## 4. Words of which nobody has all
+# ## 4. A divided embedding
 #
 # Before the blocks, each of V words (50,000 and more) has a row of D numbers in a table, the **embedding**. It is cut
 # by rows: a rank has the words from `first` on. A rank that does not have a word gives zeros for it, and the terms are
@@ -342,19 +253,20 @@ def my_lookup(part, first, ids):
 exercise.check_embedding(my_lookup)
 
 # %% [markdown]
-# ## 5. A loss of which nobody has all the outputs
+# ## 5. A loss of divided outputs
 #
-# The last layer has V outputs, one for every word: 50,000 and more. It is cut by columns, and gathering all of them
-# would be the largest message of the step. But the loss needs little of them. For one place with the target y:
+# The last layer has V outputs, one for every word: 50,000 and more. It is cut by columns, and gathering all outputs
+# would be the largest message of the step. But the loss needs only three numbers of each row. For one position with the
+# target y:
 #
 # $$ \ell = \log \sum_{c} e^{z_c} - z_y = \log \sum_c e^{z_c - m} - (z_y - m), \qquad m = \max_c z_c . $$
 #
 # Three small allreduces, one number a row each: the **maximum**; the **sum of the exponentials**; the **target's
-# logit**, which one rank has, and all others give as zero. The gradient $\mathrm{softmax}(z) - \mathrm{onehot}$ is
-# then local.
+# logit**, for which all ranks but one contribute zero. The gradient $\mathrm{softmax}(z) - \mathrm{onehot}$ is then
+# local.
 #
 # **Exercise 4.** Write it for all ranks in one process: `z[i]` are the logits of rank i, for the classes from
-# `first[i]` on. (What is there lets each rank take its own maximum and its own sum.)
+# `first[i]` on. (The starter code lets each rank take its own maximum and its own sum.)
 
 
 # %%
@@ -461,59 +373,28 @@ D, T = 12_288, 2_048
 alone = 6 * 12 * D**2 * T / 140e12
 inside, between = (5e-6, 1 / 300e9), (20e-6, 1 / 25e9)
 degrees = [1, 2, 4, 8, 16, 32]
-_, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2))
-for name, network_, colour in (("in a node, 300 GB/s", inside, BLUE), ("network, 25 GB/s", between, RED)):
-    speedup = [alone / block_seconds(t, alone, 2 * T * D, *network_) for t in degrees]
+speedups = {}
+for name, network_ in {"in a node, 300 GB/s": inside, "network, 25 GB/s": between}.items():
+    speedups[name] = [alone / block_seconds(t, alone, 2 * T * D, *network_) for t in degrees]
     priced = 4 * price(allreduce.ring, 8, T * D, itemsize=2, network=Network.hockney(*network_)).seconds
-    assert np.isclose(alone / 8 + priced, alone / speedup[3], rtol=1e-3), "as the ring itself is priced"
-    left.plot(degrees, speedup, "o-", color=colour, label=name)
-    right.plot(degrees, 100 * np.array(speedup) / degrees, "o-", color=colour, label=name)
-    print(f"{name}: on 8 ranks {speedup[3]:.1f} times as fast, {speedup[3] / 8:.0%} efficient")
-left.plot(degrees, degrees, ":", color=GREY, label="ideal")
-right.plot(8, 77, "*", ms=14, color=INK, label="Megatron, 8 GPUs: 77%")
-for ax in (left, right):
-    ax.set(xscale="log", xlabel="ranks that share every layer")
-    ax.set_xticks(degrees, degrees)
-    ax.set_xticks([], minor=True)
-left.set(yscale="log", ylabel="times as fast", title="One block, one sequence")
-left.set_yticks(degrees, degrees)
-left.set_yticks([], minor=True)
-right.set(ylabel="efficiency (%)", ylim=(0, 105), title="The sums are on the critical path")
-left.legend()
-right.legend()
-plt.show()
+    on_eight = speedups[name][3]
+    assert np.isclose(alone / 8 + priced, alone / on_eight, rtol=1e-3), "as the ring itself is priced"
+    print(f"{name}: on 8 ranks {on_eight:.1f} times as fast, {on_eight / 8:.0%} efficient")
+exercise.draw_speedups(degrees, speedups)
 
 # %% [markdown]
-# So tensor parallelism lives where the
-# network is fastest, on the ranks of one node; pipelines go between nodes, since they send little; data parallelism
-# goes around everything. A **mesh** of ranks has an axis for each. Here 32 ranks, 8 a node, as 2 x 4 x 4; neighbours
-# share layers:
+# So tensor parallelism is used where the network is fastest, on the ranks of one node; pipelines go between nodes,
+# since they send little; data parallelism is the outermost level. A **mesh** of ranks has an axis for each. Here are 32
+# ranks, 8 on a node, as 2 x 4 x 4; neighbouring ranks share layers:
 
 # %%
-data_, stages, parts_ = 2, 4, 4
-_, ax = plt.subplots(figsize=(9, 2.6))
-for rank in range(32):
-    d, s, t = rank // 16, rank // 4 % 4, rank % 4
-    x, y = t + 4.6 * s, -d
-    ax.add_patch(plt.Rectangle((x, y), 0.92, 0.8, facecolor=SHADES[t], alpha=1.0 if d == 0 else 0.55))
-    ax.text(x + 0.46, y + 0.4, rank, ha="center", va="center", color="white")
-for s in range(4):
-    ax.text(4.6 * s + 2, 1.0, f"stage {s}", ha="center")
-    for d in range(2):
-        ax.add_patch(plt.Rectangle((4.6 * s - 0.12, -d - 0.1), 4.16, 1.0, fill=False, ec=GREY, ls=":"))
-for d in range(2):
-    ax.text(-0.4, -d + 0.4, f"replica {d}", ha="right", va="center")
-ax.set(
-    xlim=(-2.2, 18.2), ylim=(-1.3, 1.4), title="data=2, pipeline=4, tensor=4: a frame is a group that sums activations"
-)
-ax.axis("off")
-plt.show()
+exercise.draw_mesh()
 
 # %% [markdown]
 # ## 7. A transformer on two ranks
 #
-# The task: continue a sequence. A sequence counts upwards, in steps of 1 to 3, modulo 12; the network has to find out
-# the step from what it has seen. Nobody can know the second number; from the third on all is determined.
+# The task: continue a sequence. A sequence counts upwards, in steps of 1 to 3, modulo 12; the network has to infer the
+# step from the numbers so far. The second number cannot be known; from the third on all are determined.
 
 
 # %%
@@ -561,35 +442,16 @@ far = max(np.abs(state[0][name] - alone[name]).max() for name in state[0])
 print(f"parameters of two ranks and of one process, after 80 steps of Adam: apart by {far:.1e}")
 assert far < 1e-9 and np.allclose(losses[0], losses_one, rtol=1e-9)
 
-_, (left, right) = plt.subplots(1, 2, figsize=(11, 3.4))
-left.plot(losses_one, color=GREY, lw=5, alpha=0.5, label="one process")
-left.plot(losses[0], color=BLUE, label="two ranks")
-left.axhline(np.log(3) / 12, color=GREEN, ls=":", label="as good as it can be")
-left.set(xlabel="step", ylabel="loss", title="Training", ylim=(0, None))
-left.legend()
-names = [name for name in held[0] if name.endswith(("W", "Wqkv", "Wo")) and len(held[0][name]) == 2][::-1]
-whole = {name: alone[f"param/{name}"].size for name in names}
-for rank in range(2):
-    size = [np.prod(held[rank][name]) for name in names]
-    right.barh(names, size, left=[rank * s for s in size] if rank else 0, color=SHADES[rank], label=f"rank {rank}")
-right.set(xlabel="numbers", title="Who has what of each matrix")
-right.tick_params(axis="y", labelsize=8)
-right.legend()
-plt.show()
+exercise.draw_training(losses_one, losses, held)
 
 # %% [markdown]
-# Every matrix is cut. What is not cut (normalisation, the biases behind g, positions) is on both ranks, and gets the
-# same gradient on both, because f and g leave whole what must be whole.
+# Every matrix is cut. The parameters that are not cut (normalisation, the biases behind g, positions) are on both
+# ranks, and get the same gradient on both, because activations outside f and g are whole.
 
 # %%
 x, y = sequences(6, seed=999)
 guess = one.predict(x).argmax(-1)
-_, ax = plt.subplots(figsize=(8, 2.6))
-ax.imshow(guess == y, cmap="RdYlGn", vmin=-0.4, vmax=1.4, aspect="auto", alpha=0.6)
-for (i, j), value in np.ndenumerate(x):
-    ax.text(j, i, f"{value} → {guess[i, j]}", ha="center", va="center", fontsize=9)
-ax.set(xlabel="place", ylabel="sequence", title="seen → predicted; red: wrong (the first is a guess)")
-plt.show()
+exercise.draw_predictions(guess, y, x)
 assert (guess[:, 2:] == y[:, 2:]).mean() > 0.9
 
 # %% [markdown]

@@ -13,13 +13,13 @@
 # %% [markdown]
 # # 15. Laws: predict 1,024 GPUs
 #
-# How much faster is training on 1,024 GPUs than on eight? Buying them to find out is expensive. This notebook
-# predicts it, from a few numbers that one can measure on two:
+# How much faster is training on 1,024 GPUs than on eight? Buying them to find out is expensive. This notebook predicts
+# it from a few numbers that can be measured on two:
 #
 # 1. **Amdahl**: the same work on more ranks;
 # 2. **Gustafson**: more work on more ranks;
-# 3. **Karp-Flatt**: what a measured run tells about its serial part;
-# 4. **alpha and beta**: what a message costs, measured here on two real ranks;
+# 3. **Karp-Flatt**: the serial part of a measured run;
+# 4. **alpha and beta**: the cost of a message, measured here on two real ranks;
 # 5. a step of ResNet-50 on 1,024 GPUs, by hand, by the library, and as it was published;
 # 6. a map: which strategy wins at which scale;
 # 7. months of GPT-3 in one line.
@@ -30,12 +30,10 @@
 # %%
 from dataclasses import replace
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
 import exercises.laws as exercise
-from checks import BLUE, GREEN, GREY, INK, ORANGE, RED
 from collectives.pricing.networks import NETWORKS
 from nn.models import build
 from parallel.planning import laws
@@ -48,14 +46,6 @@ from parallel.planning.transformer import training_days
 # %matplotlib inline
 checks.style()
 
-
-def powers_of_two(ax, values, which="x"):
-    """A logarithmic axis with the values themselves."""
-    getattr(ax, f"set_{which}scale")("log")
-    getattr(ax, f"set_{which}ticks")(values, [f"{v:,}" for v in values])
-    getattr(ax, f"set_{which}ticks")([], minor=True)
-
-
 # %% [markdown]
 # ## 1. Amdahl
 #
@@ -64,36 +54,26 @@ def powers_of_two(ax, values, which="x"):
 #
 # $$ S(p) = \frac{1}{(1 - f) + f / p} \;<\; \frac{1}{1-f} . $$
 #
-# However many ranks: with 1% of serial work never more than 100 times as fast. Efficiency is S / p.
+# With 1% of serial work it is never more than 100, however many ranks there are. Efficiency is S / p.
 
 # %%
 ranks = 2 ** np.arange(0, 13)
-_, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4))
-for serial, colour in ((0.001, BLUE), (0.01, GREEN), (0.05, ORANGE), (0.2, RED)):
-    speedup = np.array([laws.amdahl(p, 1 - serial) for p in ranks])
-    left.plot(ranks, speedup, color=colour, label=f"{serial:.1%} serial: at most {1 / serial:,.0f}")
-    right.plot(ranks, 100 * speedup / ranks, color=colour)
-left.plot(ranks, ranks, ":", color=GREY)
-left.set(xlabel="ranks", ylabel="times as fast", title="Amdahl: the same work", yscale="log")
-right.set(xlabel="ranks", ylabel="efficiency (%)", title="What is left of each rank")
-for ax in (left, right):
-    powers_of_two(ax, ranks[::2])
-left.legend()
-plt.show()
+exercise.draw_amdahl(ranks)
 
 # %% [markdown]
 # ## 2. Gustafson
 #
-# But who has a thousand ranks does not train the same small model a thousand times as fast: one takes more samples,
-# or a larger model, and the *time* stays. If each rank spends the share f of its time on parallel work, then p ranks
-# do in the same time (Gustafson 1988)
+# But a thousand ranks are not used to train the same small model a thousand times as fast: one trains on more samples,
+# or a larger model, in the same *time*. If each rank spends the share f of its time on parallel work, then p ranks do
+# in the same time (Gustafson 1988)
 #
 # $$ S(p) = p - (1-f)(p-1) $$
 #
 # times as much work. Strong scaling asks Amdahl's question, weak scaling Gustafson's.
 #
-# **Exercise 1.** Turn it round: from a measured speedup on p ranks compute the serial share e that Amdahl's law would
-# need for it. Solve $S = 1 / (e + (1-e)/p)$ for e. (What is there takes all that is missing for serial work.)
+# **Exercise 1.** Invert Amdahl's law: from a measured speedup on p ranks compute the serial share e that Amdahl's law
+# would need for it. Solve $S = 1 / (e + (1-e)/p)$ for e. (The starter code attributes all lost efficiency to serial
+# work.)
 
 
 # %%
@@ -109,59 +89,31 @@ def my_serial_share(speedup, ranks):
 
 
 # %%
-def draw_shares(got, want):
-    """Serial share over ranks."""
-    _, ax = plt.subplots(figsize=(6.4, 2.8))
-    ax.plot(tried, 100 * want, color=GREY, lw=5, alpha=0.5, label="wanted")
-    ax.plot(tried, 100 * got, "o-", color=RED, label="yours")
-    powers_of_two(ax, tried)
-    ax.set(xlabel="ranks", ylabel="serial share (%)", title="from the speedups of work that is 5% serial")
-    ax.set_ylim(0, max(8, 110 * got.max()))
-    ax.legend()
-
-
-tried = [2, 4, 8, 16, 32, 64]
-exact = [laws.amdahl(p, 0.95) for p in tried]
-got = np.array([checks.numbers(my_serial_share, s, p) for s, p in zip(exact, tried, strict=True)])
-checks.same(got, np.full(6, 0.05), "the serial share of work that is 5% serial, on 2, 4, ... ranks", draw=draw_shares)
-checks.right("5% from any number of ranks")
-draw_shares(got, np.full(6, 0.05))
+exercise.check_shares(my_serial_share)
 
 # %% [markdown]
-# ## 3. Karp-Flatt: what does a run tell?
+# ## 3. Karp-Flatt: diagnose a run
 #
-# Why compute e at several p, if it is the same for all? Because in a real run it is not. If e **stays**, the rest is
-# serial work. If it **grows** with p, ranks lose time with each other: messages, waiting. Two programs that are
-# equally fast on 8 ranks:
+# Why compute e at several p? In a real run it may change. If e **stays constant**, the lost time is serial work. If it
+# **grows** with p, it is communication: messages and waiting. Here are two programs that are equally fast on 8 ranks:
 
 # %%
 serial_program = {p: 10 * (0.06 + 0.94 / p) for p in (1, 2, 4, 8, 16, 32)}
 chatty = {p: 10 * (1 / p + 0.0175 * np.log2(p)) for p in (1, 2, 4, 8, 16, 32)}
-_, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2))
-for name, runs, colour in (("6% serial", serial_program, BLUE), ("all parallel, but it talks: log2 p", chatty, RED)):
-    p = list(runs)
-    left.plot(p, [runs[1] / t for t in runs.values()], "o-", color=colour, label=name)
-    shares = [100 * my_serial_share(runs[1] / runs[n], n) for n in p[1:]]
-    right.plot(p[1:], shares, "o-", color=colour, label=name)
-left.set(xlabel="ranks", ylabel="times as fast", title="Speedups look alike")
-right.set(xlabel="ranks", ylabel="serial share (%)", title="Karp-Flatt tells them apart", ylim=(0, None))
-for ax in (left, right):
-    powers_of_two(ax, [2, 4, 8, 16, 32])
-    ax.legend()
-plt.show()
+exercise.draw_programs(serial_program, chatty, my_serial_share)
 print(laws.fit_amdahl(serial_program.items()))
 print(laws.fit_amdahl(chatty.items()))
 
 # %% [markdown]
 # `laws.fit_amdahl` finds the serial share that explains all runs best, and says how far off it is: for the second
-# program the law does not hold, and the figure "off by" shows it. `scripts/experiments/scaling.py` does this with
-# runs on *your* machine or cluster.
+# program the law does not hold, and "off by" shows it. `scripts/experiments/scaling.py` does this with runs on *your*
+# machine or cluster.
 #
 # ## 4. Alpha and beta
 #
 # What does a message cost? Nearly a straight line: $\alpha + n \beta$ (Hockney 1994). $\alpha$ is paid for every
 # message, $\beta$ for every byte. Two ranks play ping-pong; half of a round trip is one message. For each length the
-# fastest of many is taken: others are disturbed by whatever else this computer does.
+# fastest of many is taken, since other programs on this computer delay some.
 
 # %%
 # %%mpi -n 2 -o lengths,fastest
@@ -190,8 +142,8 @@ for n in lengths:
 # %% [markdown]
 # **Exercise 2.** Fit the line. Least squares of the *relative* error: minimise $\sum ((\alpha + n_i\beta) / t_i -
 # 1)^2$, so that short messages count as much as long ones. That is an ordinary least-squares problem with the rows
-# $(1/t_i,\; n_i/t_i)$ and 1 on the right: `np.linalg.lstsq`. (What is there minimises the absolute error: then the
-# longest message decides everything, and alpha is anything.)
+# $(1/t_i,\; n_i/t_i)$ and 1 on the right: `np.linalg.lstsq`. (The starter code minimises the absolute error: then the
+# longest messages dominate, and alpha is arbitrary.)
 
 
 # %%
@@ -211,17 +163,12 @@ def my_fit(n, t):
 
 # %%
 measured_n, measured_t = np.array(lengths[0], float), np.array(fastest[0])
-alpha, beta = exercise.fit_of_messages(my_fit, measured_n, measured_t)
-_, ax = plt.subplots(figsize=(6.8, 3.2))
-exercise.draw_line(
-    ax, measured_n, measured_t, [(f"{1e6 * alpha:.2g} us + n / ({1e-9 / beta:.2g} GB/s)", (alpha, beta), RED)]
-)
-ax.set_title("Two ranks of this computer")
-plt.show()
+alpha, beta = exercise.check_fit(my_fit, measured_n, measured_t)
+exercise.draw_measured(measured_n, measured_t, alpha, beta)
 
 # %% [markdown]
-# (On one computer the line has a knee: short messages are put into the receiver's box at once, long ones are handed
-# over in another way. A measured network of this project has straight lines between many points.)
+# (On one computer the line has a knee: short messages are copied into a buffer of the receiver at once, long ones first
+# wait for the receiver. A measured network of this project has straight lines between many points.)
 #
 # ## 5. 1,024 GPUs
 #
@@ -237,7 +184,7 @@ plt.show()
 #
 # where all eight GPUs of a node send at once through the one port of the node: n/8 each, n in all.
 #
-# **Exercise 3.** Write the sum of both. (What is there sends an eighth of the bytes through the port, as if one GPU
+# **Exercise 3.** Write the sum of both. (The starter code sends an eighth of the bytes through the port, as if one GPU
 # sent.)
 
 # %%
@@ -268,8 +215,8 @@ def sum_seconds(M):
 exercise.check_sum(sum_seconds, NBYTES, INSIDE, BETWEEN)
 
 # %% [markdown]
-# **Exercise 4.** Write the seconds of a step on M nodes: forward, and then the longer of backward and sum. (What is
-# there lets the sum begin when backward has ended.)
+# **Exercise 4.** Write the seconds of a step on M nodes: forward, and then the longer of backward and sum. (The starter
+# code lets the sum begin when backward has ended.)
 
 
 # %%
@@ -288,11 +235,12 @@ def my_step(M):
 
 # %%
 nodes = [1, 2, 4, 8, 16, 32, 64, 128]
-tried = [*nodes, 1024, 2048]  # and so many that backward is too short to hide the sum
+tried = [*nodes, 1024, 2048]  # the last two: backward is too short to hide the sum
 got = exercise.check_step(my_step, sum_seconds, COMPUTE, tried)[: len(nodes)]
 
 # %% [markdown]
-# A larger share of the batch on each GPU hides more. 64 images are many; large batches cost accuracy (notebook 9).
+# With more images on each GPU, backward is longer and hides more. But 64 images on each of many GPUs are a large batch,
+# which costs accuracy (notebook 9).
 #
 # **Exercise 5.** What is the smallest number of images a GPU for which the sum hides behind backward? A GPU computes
 # 1,457 images a second, two thirds of the time backward.
@@ -317,9 +265,9 @@ exercise.check_hiding(fewest_images, sum_seconds, 1457)
 print(", ".join(f"{M} nodes: {fewest_images(M):.0f} images" for M in nodes))
 
 # %% [markdown]
-# The library's prediction has more in it: layer by layer, with buckets that leave as they fill (the last one cannot
-# hide: when it is full, backward is over), and the cheapest algorithm for each size. It is given the layers of the
-# network, counted, made as fast as the 1,457 images/s:
+# The library's prediction is more detailed: layer by layer, with buckets that are sent as they fill (the last one
+# cannot be hidden: when it is full, backward is over), and with the cheapest algorithm for each size. Its input is the
+# layers of the network, scaled to 1,457 images/s:
 
 # %%
 network = NETWORKS["gpu-100g"]
@@ -339,24 +287,15 @@ without = np.array(
     [estimate(replace(job, batch=64 * 8 * M, overlap=False), "ddp", Axes(8 * M), network).seconds for M in nodes]
 )
 
-_, ax = plt.subplots(figsize=(7.4, 3.2))
-gpus = 8 * np.array(nodes)
-ax.plot(gpus, 100 * got[0] / got, "o-", color=RED, label=f"by hand: {got[0] / got[-1]:.1%}")
-ax.plot(gpus, 100 * library[0] / library, "s-", color=BLUE, label=f"the library: {library[0] / library[-1]:.1%}")
-ax.plot(gpus, 100 * without[0] / without, "^-", color=ORANGE, label=f"without overlap: {without[0] / without[-1]:.1%}")
-ax.plot(1024, 99.2, "*", ms=15, color=INK, label="published: 99.2%")
-powers_of_two(ax, list(gpus))
-ax.set(xlabel="GPUs", ylabel="efficiency against one node (%)", title="Weak scaling of ResNet-50", ylim=(60, 102))
-ax.legend()
-plt.show()
+exercise.draw_scaling(nodes, got, library, without)
 assert library[0] / library[-1] < 0.992 < got[0] / got[-1] + 1e-9
 
 # %% [markdown]
-# Published: **99.2%**, between our two. By hand all of the sum hides behind backward; in the library's model the last
-# bucket, that of the first layers, cannot hide, and costs 6%: there the real program was better than the model. What
-# neither can tell: the same source says that twice the GPUs made the *whole run* only 18% faster. A run also reads
-# images, validates, starts, needs more epochs for a larger batch; none of that is in a step. A prediction is only as
-# good as the list of what it leaves out.
+# The published efficiency, **99.2%**, is between our two. By hand all of the sum is hidden behind backward; in the
+# library's model the last bucket, that of the first layers, is not, and costs 6%: the real program was better than the
+# model. Neither predicts this: the same source says that twice the GPUs made the *whole run* only 18% faster. A run
+# also reads images, validates, starts, needs more epochs for a larger batch; none of that is in a step. A prediction is
+# only as good as the list of what it leaves out.
 #
 # The same for Horovod on 512 GPUs with 25 Gbit/s a node of four (Sergeev and Del Balso 2018), in float32:
 
@@ -385,27 +324,17 @@ networks = {"Inception-v3": even(23.8e6, 142), "ResNet-101": even(44.5e6, 132), 
 found = {name: 100 * efficiency(layers, 512, NETWORKS["gpu-25g"]) for name, layers in networks.items()}
 bare = {name: 100 * efficiency(layers, 512, NETWORKS["gpu-25g"], overlap=False) for name, layers in networks.items()}
 
-_, ax = plt.subplots(figsize=(7.4, 2.8))
-for i, (values, name, colour) in enumerate(
-    ((published, "published", GREY), (found, "predicted", BLUE), (bare, "predicted, no overlap", ORANGE))
-):
-    ax.bar_label(
-        ax.bar(np.arange(3) + 0.27 * (i - 1), values.values(), 0.26, color=colour, label=name), fmt="%.0f", fontsize=9
-    )
-ax.set_xticks(range(3), published)
-ax.set(ylabel="efficiency (%)", title="512 GPUs, 25 Gbit/s for four", ylim=(0, 125))
-ax.legend(ncols=3)
-plt.show()
+exercise.draw_published(published, found, bare)
 
 # %% [markdown]
-# The published figures lie between the two: some of the sum hid, not all. VGG-16, with 138 million parameters for not
-# much more computation, is far behind in both, as it should be. All such rows, with what each leaves out, are made by
-# `scripts/experiments/published.py`.
+# The published figures are between the two: a part of the sum was hidden. VGG-16, with 138 million parameters for not
+# much more computation, is far behind in both. `scripts/experiments/published.py` compares more published runs, and
+# lists what each prediction leaves out.
 #
 # ## 6. Which strategy, at which scale?
 #
-# For each number of ranks and each batch the library prices every strategy on every mesh, and the fastest that fits
-# into memory wins:
+# For each number of ranks and each batch the library prices every strategy on every mesh. The map shows the fastest
+# that fits into memory:
 
 # %%
 sizes, batches = [1, 4, 16, 64, 256, 1024], [64, 512, 4096, 32768]
@@ -418,14 +347,14 @@ winners = [
 draw_map(sizes, batches, winners, "VGG-16, 25 Gbit/s a node of 4, 16 GB a rank: the fastest strategy")
 
 # %% [markdown]
-# Many samples for each rank: plain data parallelism. Few samples for many ranks: the sum of 138 million gradients
-# weighs more than the work, and cuts of another kind win. (Where a field differs from all around it, two strategies
-# are nearly equally fast.)
+# Many samples for each rank: plain data parallelism. Few samples for many ranks: the sum of 138 million gradients takes
+# longer than the computation, and other strategies win. (Where a field differs from its neighbours, two strategies are
+# nearly equally fast.)
 #
 # ## 7. Months in one line
 #
 # Training a transformer of P parameters on T tokens takes about 8 T P operations (2 forward, 4 backward, 2 to compute
-# activations again), so on n GPUs that keep up X operations a second (Narayanan et al. 2021)
+# activations again), so on n GPUs that sustain X operations a second (Narayanan et al. 2021)
 #
 # $$ \text{time} = \frac{8\, T\, P}{n\, X} . $$
 
@@ -434,17 +363,10 @@ cases = {
     "GPT-3: 175 G parameters, 300 G tokens,\n1,024 GPUs at 140 TFLOP/s": (300e9, 175e9, 1024, 140e12, 34),
     "1,008 G parameters, 450 G tokens,\n3,072 GPUs at 163 TFLOP/s": (450e9, 1.008e12, 3072, 163e12, 84),
 }
-_, ax = plt.subplots(figsize=(8, 2.2))
-for i, (T, P, n, X, days) in enumerate(cases.values()):
-    by_hand = 8 * T * P / (n * X) / 86_400
-    assert np.isclose(by_hand, training_days(T, P, n, X)) and abs(by_hand - days) < 0.2
-    ax.bar_label(ax.barh(i - 0.2, days, 0.38, color=GREY, label="" if i else "published"), fmt=" %.0f days")
-    ax.bar_label(ax.barh(i + 0.2, by_hand, 0.38, color=BLUE, label="" if i else "predicted"), fmt=" %.1f days")
-ax.set_yticks(range(2), cases, fontsize=9)
-ax.invert_yaxis()
-ax.set(xlabel="days", title="Two large runs", xlim=(0, 100))
-ax.legend(loc="upper right")
-plt.show()
+predicted = {name: 8 * T * P / (n * X) / 86_400 for name, (T, P, n, X, _) in cases.items()}
+for name, (T, P, n, X, days) in cases.items():
+    assert np.isclose(predicted[name], training_days(T, P, n, X)) and abs(predicted[name] - days) < 0.2
+exercise.draw_days({name: case[-1] for name, case in cases.items()}, predicted)
 
 # %% [markdown]
 # ## Try

@@ -13,16 +13,16 @@
 # %% [markdown]
 # # 16. Survive: kill a rank
 #
-# On one machine nothing ever breaks. On a thousand something breaks every day, and most MPI libraries end the whole job
-# with the first rank that dies. This notebook makes training that does not mind:
+# One machine rarely breaks. Of a thousand one breaks every other day, and most MPI libraries end the whole job with the
+# first rank that dies. This notebook makes training that survives it:
 #
-# 1. how often must one expect it;
-# 2. how often should one save;
-# 3. what belongs into a checkpoint, so that a run that was continued *is* the run that was not stopped;
-# 4. how to write a file so that there is always a whole one;
+# 1. how often to expect failures;
+# 2. how often to save;
+# 3. what a checkpoint must contain, so that a continued run equals an undisturbed one;
+# 4. how to write a file so that a complete one always exists;
 # 5. kill a rank of a real run, twice, and get the same bits;
 # 6. go on without a restart;
-# 7. survive without a disk: what the neighbours know.
+# 7. survive without a disk: copies on other ranks.
 
 # %%
 import json
@@ -39,7 +39,7 @@ from threadpoolctl import threadpool_limits
 import checks
 import exercises.survival as exercise
 import nn
-from checks import BLUE, GREEN, GREY, INK, ORANGE, RED
+from checks import BLUE, GREEN, ORANGE, RED
 from collectives import puzzles
 from collectives.steps import Recv, Send
 from parallel.elastic.supervisor import Supervisor
@@ -58,20 +58,12 @@ limits = threadpool_limits(1, user_api="blas")  # matrices as small as ours are 
 # %%
 machines = 4.0 ** np.arange(0, 8)
 hours = 5 * 365 * 24 / machines
-_, ax = plt.subplots(figsize=(7, 3))
-ax.loglog(machines, hours, "o-", color=BLUE)
-for name, value in (("a year", 365 * 24), ("a week", 168), ("a day", 24)):
-    ax.axhline(value, color=GREY, ls=":", lw=1)
-    ax.text(1, value * 1.1, name, fontsize=8, color=GREY)
-ax.set(xlabel="machines", ylabel="hours between failures", title="5 years for each machine")
-ax.set_xticks(machines, [f"{int(m):,}" for m in machines])
-ax.set_xticks([], minor=True)
-plt.show()
+exercise.draw_failures(machines, hours)
 print(f"1,024 machines: a failure every {5 * 365 / 1024:.1f} days")
 
 # %% [markdown]
-# Failures that do not wait for each other come at random: the probability that a machine lives through t hours is
-# $e^{-t/m}$, if it fails once in m hours on average.
+# Independent failures occur at random: the probability that a machine lives through t hours is $e^{-t/m}$, if it fails
+# once in m hours on average.
 #
 # **Exercise 1.** How likely is it that a job on n machines runs for `hours` without any failure?
 
@@ -102,10 +94,10 @@ print(f"a day on 1,024 machines: {chance(1024, 5 * 365 * 24, 24):.0%}; a week: {
 #
 # $$ \text{waste}(T) = \frac{C}{T} + \frac{T}{2M} : $$
 #
-# save too often, and you only save; too seldom, and you lose too much.
+# with frequent saves the saving dominates, with rare ones the lost work.
 #
-# **Exercise 2.** For which T is the waste smallest? Set the derivative to zero (Young 1974). (What is there saves ten
-# times between two failures, whatever it costs.)
+# **Exercise 2.** For which T is the waste smallest? Set the derivative to zero (Young 1974). (The starter code saves
+# ten times between two failures, whatever a save costs.)
 
 
 # %%
@@ -123,56 +115,17 @@ def my_interval(C, M):
 
 
 # %%
-def simulated_waste(T, C, M, work=1.0, tries=20, seed=0):
-    """The share of time that is wasted, by failures at random moments; `work` in units of 50 M."""
-    rng, wasted = np.random.default_rng(seed), []
-    for _ in range(tries):
-        done, time, fails = 0.0, 0.0, rng.exponential(M)
-        while done < 50 * M * work:
-            if time + T + C <= fails:  # a piece of work, and its checkpoint
-                time, done = time + T + C, done + T
-            else:
-                time = fails  # lost: all since the last one
-                fails = time + rng.exponential(M)
-        wasted.append(1 - done / time)
-    return float(np.mean(wasted))
-
-
-def draw_waste(got=None, want=None):
-    """Waste against the interval, formula and simulation."""
-    _, ax = plt.subplots(figsize=(7, 3.2))
-    T = 60 * 2.0 ** np.arange(0, 9)
-    ax.plot(T / 60, 100 * (C / T + T / (2 * M)), color=GREY, lw=4, alpha=0.5, label="C/T + T/(2M)")
-    ax.plot(T / 60, [100 * simulated_waste(t, C, M) for t in T], "o", color=BLUE, label="simulated failures")
-    ax.axvline(mine / 60, color=RED, label=f"yours: {mine / 60:.1f} min")
-    ax.set(xscale="log", xlabel="minutes between checkpoints", ylabel="time wasted (%)", ylim=(0, 60))
-    ax.set_title("a checkpoint takes 30 s, a failure every 12 hours")
-    ax.set_xticks(T / 60, [f"{t / 60:g}" for t in T])
-    ax.set_xticks([], minor=True)
-    ax.legend()
-
-
-C, M = 30.0, 12 * 3600.0
-mine = float(checks.numbers(my_interval, C, M))
-checks.expect(mine > 0, f"an interval is a positive number of seconds; yours is {mine:g}")
-grid = np.geomspace(60, M, 4000)
-best = grid[np.argmin(C / grid + grid / (2 * M))]
-said = f"with {mine / 60:.3g} minutes {C / mine + mine / (2 * M):.1%} is wasted, and with another interval only"
-checks.expect(abs(mine / best - 1) < 0.01, f"{said} {C / best + best / (2 * M):.1%}", draw_waste)
-longer = float(checks.numbers(my_interval, 4 * C, M))
-checks.expect(abs(longer / mine - 2) < 0.02, "if saving takes four times as long, the interval should be twice as long")
-checks.right(f"{mine / 60:.0f} minutes; {C / mine + mine / (2 * M):.1%} is wasted, half of it for saving")
-draw_waste()
+exercise.check_interval(my_interval)
 
 # %% [markdown]
-# The valley is flat: half or twice the best interval costs little. (Far to the left the formula says too much: it
-# measures what is wasted against the work, and there saving is a good part of the time.)
+# The valley is flat: half or twice the best interval costs little. (Far to the left the formula is too large: it
+# divides the waste by the time of the work alone, without the time of the saves.)
 #
-# ## 3. What belongs into a checkpoint
+# ## 3. The contents of a checkpoint
 #
-# The parameters, of course. But also all else that the next step depends on: what the optimizer remembers, the number
-# of the step (Adam corrects by it, schedules and random layers need it), and the place in the data: which samples of
-# this epoch have been used. A test of a checkpoint is simple and strict: **stop, continue, and compare the bits.**
+# The parameters, of course. But also everything else that the next step depends on: the optimizer's moments, the number
+# of the step (for Adam's correction, schedules and random layers), and the position in the data: which samples of this
+# epoch have been used. A test of a checkpoint is simple and strict: **stop, continue, and compare the bits.**
 
 # %%
 data = nn.data.load("digits", flat=True, normalise=True)
@@ -213,43 +166,31 @@ def continued(leave_out=(), first=20):
     return [np.abs(a - b).max() for a, b in zip(after, undisturbed[20:], strict=True)]
 
 
-_, ax = plt.subplots(figsize=(7.4, 3.4))
 cases = {
     "without the velocity": (continued(["velocity"]), ORANGE),
     "the samples from the beginning again": (continued(first=0), RED),
     "without the number of steps (dropout draws again)": (continued(["steps"]), GREEN),
     "with everything": (continued(), BLUE),
 }
-for name, (far, colour) in cases.items():
-    ax.plot(range(21, 81), np.maximum(far, 1e-9), color=colour, label=f"{name}: {far[-1]:.1g}")
-ax.set(
-    xlabel="step",
-    ylabel="farthest parameter",
-    title="Continued after step 20, against undisturbed",
-    yscale="log",
-    ylim=(5e-10, 30),
-)
-ax.set_yticks([1e-9, 1e-6, 1e-3, 1], ["0", "1e-6", "1e-3", "1"])
-ax.legend(fontsize=8, loc="center right")
-plt.show()
+exercise.draw_continued(cases)
 assert not any(cases["with everything"][0]), "the same bits"
 assert all(far[-1] > 1e-4 for name, (far, _) in cases.items() if name != "with everything")
 
 # %% [markdown]
-# With everything the two runs are the same, *bit for bit*. (Not so the others: they are training runs, too, but other
-# ones, and whoever looks for a bug in one of them will not find it in the other.)
+# With everything the two runs are equal, *bit for bit*. (The others are valid training runs, but different ones: an
+# error of one of them cannot be reproduced in another.)
 #
-# ## 4. A file that is always whole
+# ## 4. A file that is always complete
 #
-# And if the machine dies *while* it saves? A file that is written in place is neither the old one nor the new one for a
-# while. Three things help, in the right order:
+# What if the machine dies *while* it saves? A file that is overwritten in place is incomplete for a while. Three steps
+# help, in this order:
 #
 # - write to **another name**;
-# - `fsync`: wait until it is really on the disk (before, it is in a cache, which dies with the machine);
-# - `replace` the old name: that happens all at once.
+# - `fsync`: wait until it is on the disk (until then it is in a cache, which is lost with the machine);
+# - `replace` the old name, which is atomic.
 #
-# **Exercise 3.** Here is a disk that dies after k operations, for every k. Save so that afterwards there is always a
-# whole file called `name`: the old one or the new one. (What is there writes in place.)
+# **Exercise 3.** Here is a disk that dies after k operations, for every k. Save so that there is always a complete file
+# called `name`: the old one or the new one. (The starter code writes in place.)
 
 
 # %%
@@ -258,7 +199,7 @@ class Dead(Exception):
 
 
 class Disk:
-    """A disk with a cache; it dies after so many operations."""
+    """A disk with a cache; it dies after `alive` operations."""
 
     def __init__(self, alive=10**6, **files):
         self.alive, self.on_disk, self.cache = alive, dict(files), {}
@@ -313,15 +254,15 @@ exercise.check_save(my_save, Disk, Dead)
 plt.show()
 
 # %% [markdown]
-# Forget the `fsync`, and the crash may leave the new name with half of the content: the most popular mistake. Try it.
-# The library's checkpoints add a manifest with a checksum of each file, written last and in the same way; so a file
-# that has been damaged since is found, and the one before it is used.
+# Without the `fsync`, a crash may leave the new name with half of the content: the most common mistake. Try it. The
+# library's checkpoints add a manifest with a checksum of each file, written last and in the same way; so a damaged file
+# is detected, and the one before it is used.
 #
 # ## 5. Kill a rank
 #
-# Now in earnest. This program trains on two ranks and saves every 20 steps. **Rank 1 kills itself, without a word,
-# after step 57 and after step 131**, the way a machine loses its power. `Supervisor` starts the program again as
-# often as it ends too early, and it goes on from its last whole checkpoint.
+# This program trains on two ranks and saves every 20 steps. **Rank 1 kills itself, without a word, after step 57 and
+# after step 131**, as if its machine lost power. `Supervisor` restarts the program whenever it ends too early, and the
+# program continues from its last complete checkpoint.
 
 # %%
 PROGRAM = """
@@ -395,33 +336,12 @@ assert quiet == killed, "the same bits"
 assert len(said) == 2
 
 # %% [markdown]
-# The two digests are those of all parameters, and the same: **a run with two deaths is the run without**, dropout and
-# Adam's moments included. What it cost is in this picture: the steps that were made twice.
+# The digests of all parameters are equal: **a run with two deaths equals the undisturbed run**, dropout and Adam's
+# moments included. The picture shows its cost: the steps that were made twice.
 
 # %%
 log = np.loadtxt(work / "killed" / "log")
-_, ax = plt.subplots(figsize=(8, 3.4))
-zero, lives = log[0, 1], list(dict.fromkeys(log[:, 0]))
-for life, (pid, colour) in enumerate(zip(lives, (BLUE, ORANGE, GREEN), strict=True)):
-    mine = log[log[:, 0] == pid]
-    ax.plot(
-        mine[:, 1] - zero,
-        mine[:, 2],
-        ".-",
-        ms=3,
-        color=colour,
-        label=f"start {life + 1}: steps {mine[0, 2]:.0f} to {mine[-1, 2]:.0f}",
-    )
-    if life < 2:
-        ax.plot(mine[-1, 1] - zero, mine[-1, 2], "X", ms=12, color=RED)
-        ax.annotate(
-            "rank 1 dies", (mine[-1, 1] - zero, mine[-1, 2]), xytext=(8, -3), textcoords="offset points", color=RED
-        )
-for step in range(0, int(log[:, 2].max()), 20):
-    ax.axhline(step, color=GREY, lw=0.5, ls=":")
-ax.set(xlabel="seconds", ylabel="step", title="Two deaths; dotted: checkpoints")
-ax.legend()
-plt.show()
+exercise.draw_lives(log)
 again = len(log) - len(set(log[:, 2]))
 print(f"{again} of {len(log)} steps were made twice")
 for path in sorted(work.rglob("*"), reverse=True):
@@ -433,17 +353,17 @@ os.rmdir(work)
 #
 #     python scripts/supervise.py -- python scripts/train.py --ranks 2 --out runs/mine --checkpoint-steps 100
 #
-# `scripts/chaos.py` does it a hundred times, with blows of nine kinds at random moments (killed, stopped, a full
-# disk, a damaged file), and compares the bits.
+# `scripts/chaos.py` does it a hundred times, with nine kinds of faults at random moments (a killed or suspended
+# process, a full disk, a damaged file, ...), and compares the bits.
 
 # %% [markdown]
 # ## 6. Without a restart
 #
-# Starting again takes seconds on two ranks and minutes on a thousand. Open MPI 5 can tell the others that a rank has
-# died, in place of ending the job. Then those that live can agree on the last step that all have finished, share out
-# the dead one's samples, and go on: `--elastic shrink`. (With `--elastic respawn` a new process takes its place.)
-# Here rank 2 of three dies in step 7. A run on one rank that nobody disturbs is to have the same bits;
-# `--reproducible 6` adds up gradients in an order that does not depend on the number of ranks.
+# A restart takes seconds on two ranks and minutes on a thousand. Open MPI 5 can notify the other ranks of a death
+# instead of ending the job. Then the surviving ranks agree on the last step that all have finished, divide the dead
+# rank's samples among them, and continue: `--elastic shrink`. (With `--elastic respawn` a new process takes its place.)
+# Here rank 2 of three dies in step 7. An undisturbed run on one rank must have the same bits: `--reproducible 6` adds
+# up gradients in an order that does not depend on the number of ranks.
 
 # %%
 ELASTIC = """
@@ -496,25 +416,18 @@ with tempfile.TemporaryDirectory(prefix="elastic-") as work:
 if "rank 2 dies" in results:
     assert results["rank 2 dies"]["parameters_sha256"] == results["undisturbed"]["parameters_sha256"], "the same bits"
     assert results["rank 2 dies"]["elastic"]["lost"] == [2]
-    _, ax = plt.subplots(figsize=(8, 2.2))
-    for rank, at in sorted(worked["rank 2 dies"].items()):
-        ax.plot(at, [rank] * len(at), "s", ms=9, color=(BLUE, GREEN, ORANGE)[rank])
-    ax.plot(7, 2, "X", ms=14, color=RED)
-    ax.annotate("dies", (7, 2), xytext=(10, -4), textcoords="offset points", color=RED)
-    ax.set_yticks(range(3), [f"rank {rank}" for rank in range(3)])
-    ax.set_xticks(range(0, 21, 2))
-    ax.set(xlabel="step", title="Who has worked in which step", ylim=(2.6, -0.6))
-    plt.show()
+    exercise.draw_workers(worked["rank 2 dies"])
 else:
     print(f"not on this MPI: {launcher.why_all_end()}")
 
 # %% [markdown]
-# ## 7. What the neighbours know
+# ## 7. Copies on other ranks
 #
-# A disk is slow, and on a large cluster far away. If only one rank is lost at a time, memory of the others will do: let
-# every rank keep a copy of a neighbour's part.
+# A disk is slow, and on a large cluster behind a shared network. If only one rank is lost at a time, the memory of the
+# others is enough: let every rank keep a copy of a neighbour's part.
 #
-# **Exercise 4** is a puzzle. The grader takes away each rank in turn, and asks whether all that it had is still there.
+# **Exercise 4** is a puzzle. The grader removes each rank in turn, and checks that the others still have all of its
+# data.
 
 # %%
 print(puzzles.buddy)
@@ -538,14 +451,14 @@ checks.graded(grade)
 grade.draw()
 
 # %% [markdown]
-# That doubles the memory. It can be done with a third of it, by sums instead of copies, as disks do (RAID 5): if
+# That doubles the memory. Sums instead of copies need a third of that with four ranks, as disk arrays do (RAID 5): if
 # $s = a + b + c$ is kept and b is lost, then $b = s - a - c$.
 #
 # Rank r's numbers are cut into p - 1 pieces. Piece k - 1 is added to the sum of the rank k places on, $(r + k) \bmod
 # p$. So each rank's sum has one piece of every *other* rank.
 #
-# **Exercise 5.** Rank `lost` is gone, with its parts and its sum. Make its pieces again. (Which pieces are in the sum
-# of rank h?)
+# **Exercise 5.** Rank `lost` is gone, with its parts and its sum. Restore its pieces. (Which pieces are in the sum of
+# rank h?)
 
 
 # %%
@@ -555,7 +468,7 @@ def restore(parts, sums, lost):
     again = np.zeros_like(parts[0])
     for k in range(1, p):
         holder = (lost + k) % p
-        # gap: what is in the holder's sum beside the piece that is sought
+        # gap: which other pieces are in the holder's sum
         # again[k - 1] = sums[holder]
         # solution
         others = [r for r in range(p) if r not in (lost, holder)]
@@ -574,7 +487,7 @@ def restore(parts, sums, lost):
 exercise.check_restore(restore)
 
 # %% [markdown]
-# With four ranks, what is kept and what it costs:
+# Here is what four ranks keep:
 
 # %%
 rng = np.random.default_rng(0)
@@ -587,43 +500,10 @@ lost = 2
 again = restore(parts, kept_sums, lost)
 assert np.array_equal(again, parts[lost])
 
-_, ax = plt.subplots(figsize=(8, 2.8))
-ax.set_title("What was lost, from the sums that the others keep")
-for r in range(4):
-    for piece in range(3):
-        text = " ".join(map(str, parts[r, piece]))
-        ax.add_patch(
-            plt.Rectangle(
-                (r + 0.05, 2.2 - 0.5 * piece),
-                0.9,
-                0.45,
-                fc=GREY if r == lost else BLUE,
-                alpha=0.4 if r == lost else 0.85,
-            )
-        )
-        ax.text(r + 0.5, 2.42 - 0.5 * piece, text, ha="center", va="center", color="white")
-    ax.add_patch(
-        plt.Rectangle((r + 0.05, 0.45), 0.9, 0.45, fc=GREY if r == lost else ORANGE, alpha=0.4 if r == lost else 0.9)
-    )
-    ax.text(r + 0.5, 0.67, " ".join(map(str, kept_sums[r])), ha="center", va="center", color=INK)
-    ax.text(
-        r + 0.5, 2.85, f"rank {r}" + (" is lost" if r == lost else ""), ha="center", color=RED if r == lost else INK
-    )
-ax.text(-0.1, 1.9, "its own", ha="right", va="center")
-ax.text(-0.1, 0.67, "sum of others'", ha="right", va="center")
-ax.text(
-    2,
-    0.05,
-    f"from the sums of the others: {' | '.join(' '.join(map(str, p)) for p in again)}",
-    ha="center",
-    color=GREEN,
-)
-ax.set(xlim=(-1.2, 4), ylim=(-0.1, 3.1))
-ax.axis("off")
-plt.show()
+exercise.draw_restored(lost, parts, kept_sums, again)
 
 # %% [markdown]
-# To write that as a schedule is the puzzle `puzzles.parity`: print it, and try.
+# The puzzle `puzzles.parity` asks for it as a schedule: print it, and try.
 #
 # ## Try
 #
@@ -634,6 +514,6 @@ plt.show()
 #
 # *Sources: Young 1974 (the interval); Patterson, Gibson, Katz 1988 (RAID).*
 #
-# Next: `17_networks.py`. What do the links under all this do when several messages need them at once?
+# Next: `17_networks.py`. What happens when several messages need the same link at once?
 #
 # This system's page has commands and measurements: [Runs that survive](../docs/systems/survival.md).

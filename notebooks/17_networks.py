@@ -11,21 +11,20 @@
 # ---
 
 # %% [markdown]
-# # 17. Networks: who shares which link
+# # 17. Networks: messages that share links
 #
-# So far every message had its link to itself. In a cluster messages meet: in the cables between racks, in the one cable
-# of a node, in the wires of a torus. Then the question "which allreduce is the fastest?" has another answer on every
-# network, and this notebook asks it:
+# So far every message had a link of its own. In a cluster messages share links: the cables between racks, the one cable
+# of a node, the links of a torus. Then the fastest allreduce depends on the network. This notebook shows how:
 #
-# 1. what a message gets of a link that others use too: **max-min fairness**;
+# 1. how messages share a link: **max-min fairness**;
 # 2. a **fat tree**, and why the order of a ring on it matters;
 # 3. a **torus**, with four cables at each rank;
 # 4. a **thin link** between two nodes;
-# 5. what **no schedule can beat**, by cuts through the network and by its parts;
-# 6. a schedule that nobody has written: **found by search**.
+# 5. **lower bounds** for all schedules, from cuts through the network and from its parts;
+# 6. a schedule **found by search**.
 #
-# All of it is simulated: a message takes what its share of every link gives it, from its first byte to its last. The
-# simulation agrees with SimGrid's to a millionth (docs/systems/networks.md).
+# All of it is simulated: at any time a message gets its share of every link that it crosses. The simulation agrees with
+# SimGrid's to a millionth (docs/systems/networks.md).
 
 # %%
 # %matplotlib inline
@@ -33,15 +32,13 @@
 # %%
 from itertools import zip_longest
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
 import collectives
-from checks import BLUE, GREY, ORANGE
+import exercises.networks as exercise
 from collectives import ALGORITHMS, Recv, RecvReduce, Send, chunk, price, puzzles
 from collectives.drawing.networks import draw_channels, draw_critical_path, draw_network, draw_trees
-from collectives.pricing.flows import max_min_rates
 from collectives.pricing.lower_bounds import bandwidth_bound, lower_bound
 from collectives.pricing.networks import Network
 
@@ -50,15 +47,16 @@ checks.style()
 # %% [markdown]
 # ## 1. Sharing
 #
-# Link A carries 10 bytes a second, link B 12. One message crosses both, one only A, two only B. Who gets how much?
+# Link A carries 10 bytes a second, link B 12. One message crosses both, one only A, two only B. How fast is each?
 #
-# Networks come near to *max-min fairness*: no message can be faster without making slower one that is no faster. One
-# finds it by **progressive filling**: all messages grow together, until a link is full. Those that cross it stay at
-# that rate. The others grow on, until all stand.
+# Networks approximate *max-min fairness*: no message can become faster without slowing down another one that is not
+# faster than it. **Progressive filling** computes it: the rates of all messages grow together until a link is full.
+# Messages that cross it keep that rate. The others grow on, until all rates are fixed.
 #
-# The link that is full first is the one with the smallest `left / how many of those that still grow cross it`.
+# The first link to be full is the one with the smallest free bandwidth per growing message that crosses it.
 #
-# **Exercise 1.** Freeze the messages of the fullest link, and subtract what they take from *all* links that they cross.
+# **Exercise 1.** Fix the rates of the messages on the fullest link, and subtract them from *all* links that these
+# messages cross.
 
 
 # %%
@@ -89,34 +87,16 @@ def my_rates(routes, capacities):
 
 
 # %%
-routes, capacities = ["AB", "A", "B", "B"], {"A": 10, "B": 12}
-
-
-def draw_shares(got, want):
-    """Bars of what each message gets."""
-    _, ax = plt.subplots(figsize=(6, 2.6))
-    places = np.arange(len(want))
-    ax.bar(places - 0.2, want, 0.4, color=GREY, label="wanted")
-    ax.bar(places + 0.2, got, 0.4, color=BLUE, label="yours")
-    ax.set_xticks(places, [f"over {' and '.join(route)}" for route in routes])
-    ax.set(title="Rates of four messages on two links", ylabel="bytes a second")
-    ax.legend()
-
-
-got = checks.numbers(my_rates, routes, capacities, shape=(4,))
-want = [rate for rate, _ in max_min_rates(routes, capacities, [np.inf] * 4)]
-checks.same(got, want, "the rates of messages over A and B, A, B, B", draw=draw_shares)
-checks.right("4, 6, 4 and 4: link B is full first, and what its message leaves of A goes to the other one")
-draw_shares(got, want)
+exercise.check_rates(my_rates)
 
 # %% [markdown]
-# (An equal share of every link, and the least of those, would give 4, 5, 4, 4, and leave one byte a second of A to
-# nobody.)
+# (If each message got the smallest of its equal shares, the rates would be 4, 5, 4, 4, and one byte a second of A would
+# stay unused.)
 #
 # ## 2. A fat tree, and the order of a ring
 #
 # Sixteen hosts, two on each switch at the bottom; the cables above carry a quarter of a host's cable. Clusters are
-# built like this, because full cables all the way up are expensive.
+# built like this because full bandwidth at all levels is expensive.
 
 # %%
 tree = Network.fat_tree(4, oversubscription=4)
@@ -124,8 +104,8 @@ draw_network(tree, 16)
 
 # %% [markdown]
 # The ring of notebook 7 sends from every rank to the next. In order, one rank of each switch sends to its neighbour on
-# the same switch, and the other one upwards. Now give the ranks to the hosts at random, as a scheduler does that fills
-# the holes that others have left:
+# the same switch, and the other one to the next switch. Now place the ranks on the hosts at random, as a scheduler may
+# do:
 
 # %%
 ring = ALGORITHMS["allreduce"]["ring"]
@@ -137,14 +117,14 @@ print(f"in order {1e3 * in_order.seconds:.2f} ms, at random {1e3 * at_random.sec
 draw_network(scattered, 16, at_random, title="a ring on hosts at random")
 
 # %% [markdown]
-# The cables in the middle are always busy (orange). Over time, each row a channel:
+# The cables in the middle are always busy (orange). Here are the channels over time, one in each row:
 
 # %%
 draw_channels(scattered, at_random, title="a ring on hosts at random")
 
 # %% [markdown]
-# **Exercise 2.** You cannot choose the hosts: they are what the scheduler gave. But you choose which rank is where.
-# Host h hangs on switch h // 2, in the pod h // 4. Put the hosts in an order in which the ring is as fast as it can be.
+# **Exercise 2.** The scheduler has chosen the hosts, but you choose the rank of each. Host h is connected to switch h
+# // 2, in pod h // 4. Order the hosts so that the ring is as fast as possible.
 
 # %%
 given = list(scattered.placement)
@@ -178,18 +158,12 @@ checks.right(f"{1e3 * priced.seconds:.2f} ms instead of {1e3 * at_random.seconds
 draw_critical_path(mine, priced, title="what the last rank waits for, in your order")
 
 # %% [markdown]
-# Other algorithms have other far partners. What are the fastest on this tree, for short and for long vectors?
+# Other algorithms have other distant partners. Which are the fastest on this tree, for short and for long vectors?
 
 # %%
 names = ("ring", "doubling", "rabenseifner", "double_tree", "bine")
 sizes = 4 ** np.arange(3, 13)
-_, ax = plt.subplots(figsize=(7, 3.4))
-for name in names:
-    times = [price(ALGORITHMS["allreduce"][name], 16, int(n) // 4, 4, tree).seconds for n in sizes]
-    ax.loglog(sizes, 1e6 * np.array(times), "o-", ms=3, label=name)
-ax.set(title="Allreduce on a fat tree with 4:1", xlabel="bytes", ylabel="microseconds")
-ax.legend()
-plt.show()
+exercise.draw_on_tree(names, tree, sizes)
 
 # %% [markdown]
 # `python scripts/plan_collective.py fat-tree:k=4,oversubscription=4` prints this as a table, and writes one that the
@@ -197,7 +171,7 @@ plt.show()
 #
 # ## 3. A torus
 #
-# No switches: every rank has four cables to neighbours, and all of them can be busy at once.
+# There are no switches: every rank has four cables to neighbours, and all of them can be busy at once.
 
 # %%
 torus = Network.torus((4, 4))
@@ -237,8 +211,8 @@ print(puzzles.torus)
 
 # %% [markdown]
 # One bucket uses one of four cables at a time. **Exercise 3.** Run four at once, each on a quarter of the vector
-# (`chunk(count, 4, i)`): both orders of the axes, both ways. A round of yours is one round of each of the four, all
-# steps in one tuple; `zip_longest` or `zip` puts them side by side.
+# (`chunk(count, 4, i)`): both orders of the axes, both directions. A round of yours is one round of each of the four,
+# all steps in one tuple; `zip_longest` or `zip` puts them side by side.
 
 
 # %%
@@ -262,19 +236,19 @@ checks.graded(puzzles.torus.grade(torus_allreduce))
 
 # %% [markdown]
 # Swing (De Sensi et al. 2024) is a little faster still: it has 8 rounds instead of 12, and its messages go at most two
-# cables far. Real machines that are tori: Google's TPU pods, Fugaku.
+# cables far. Google's TPU pods and Fugaku are tori.
 #
 # ## 4. A thin link
 #
-# Two nodes of four. Inside, a switch that is ten times as fast as the cable that leads out.
+# Here are two nodes of four ranks. The switch inside a node is ten times as fast as the cable between the nodes.
 
 # %%
 print(puzzles.thin_link)
 
 # %% [markdown]
 # **Exercise 4.** Sum inside the nodes first (a ring over four: after it each rank has a quarter of its node's sum).
-# Over the link each rank then has to do with *its* quarter alone, and with its partner in the other node,
-# `(rank + 4) % 8`: exchange halves of the quarter and add, exchange the sums. Then an allgather inside.
+# Over the link each rank then exchanges only *its* quarter, with its partner in the other node, `(rank + 4) % 8`:
+# exchange halves of the quarter and add, exchange the sums. Then an allgather inside.
 
 
 # %%
@@ -308,13 +282,13 @@ def thin_allreduce(rank, size, count):
 checks.graded(puzzles.thin_link.grade(thin_allreduce))
 
 # %% [markdown]
-# ## 5. What nobody can beat
+# ## 5. A lower bound
 #
-# Draw a line around some vertices of the network: hosts, switches. If there are ranks on both sides, an allreduce of n
-# bytes has to bring n bytes out (the sum of what is inside) and n bytes in. So no schedule takes less than n over the
-# bandwidth of all channels that lead out. The best line gives the best bound.
+# Draw a line around some vertices (hosts, switches) of the network. With ranks on both sides, an allreduce of n bytes
+# has to send at least n bytes out (the sum of the ranks inside) and n bytes in. So no schedule takes less than n
+# divided by the bandwidth of all channels that lead out. The best line gives the best bound.
 #
-# **Exercise 5.** Seconds a byte that a cut proves.
+# **Exercise 5.** Compute the bound of a cut, in seconds a byte.
 
 
 # %%
@@ -332,20 +306,15 @@ def my_cut(topology, inside):
 
 
 # %%
-pod = {"h0", "h1", "h2", "h3", "edge0", "edge1", "aggregation0", "aggregation1"}
-cases = [(tree, {"h0"}), (tree, {"h0", "h1", "edge0"}), (tree, pod), (torus, {f"h{i}" for i in range(8)})]
-got = np.array([checks.numbers(my_cut, network.topology, inside) for network, inside in cases])
-want = np.array([1 / 12.5e9, 1 / (2 * 3.125e9), 1 / (4 * 3.125e9), 1 / (8 * 12.5e9)])
-checks.same(got, want, "a byte's seconds by cuts around a host, a switch, a pod, half of the torus")
-checks.right("a switch with its two hosts is the narrowest place of this tree")
+exercise.check_cut(my_cut, tree, torus)
 
 # %% [markdown]
-# A cut has two sides. More sides may prove more: k groups of ranks have to send at least 2 (k - 1) n together, as k
-# people who telephone, one talking and one listening, need 2 (k - 1) calls until each knows all (Harary and Schwenk
-# 1974). Below this tree's narrow cables there are eight groups, the edge switches with their hosts, and 16 channels
-# lead out: 14 n over the bandwidth of 16 is nearly twice what the cut around one of them proves. `bandwidth_bound` is
-# the worst of all cuts and of such groups, in seconds a byte. `lower_bound` is for a vector: a short one takes as long
-# as a message to the farthest rank.
+# A cut has two sides. More parts may give a better bound: k groups of ranks have to send at least 2 (k - 1) n together,
+# just as k people who telephone in pairs, one talking and one listening, need 2 (k - 1) calls until each of them knows
+# everything (Harary and Schwenk 1974). Below this tree's narrow cables there are eight groups, the edge switches with
+# their hosts, and 16 channels lead out: 14 n over the bandwidth of 16 channels is nearly twice the bound of the cut
+# around one group. `bandwidth_bound` is the best bound of all cuts and of such groups, in seconds a byte. `lower_bound`
+# is for one vector: a short vector takes at least as long as a message to the farthest rank.
 
 # %%
 for name, network in (("fat tree", tree), ("torus", torus)):
@@ -356,13 +325,13 @@ for name, network in (("fat tree", tree), ("torus", torus)):
 # %% [markdown]
 # ## 6. Found by search
 #
-# Nobody has to think of a schedule. `collectives.synthesize` searches in three ways, and keeps the fastest schedule:
+# A program can find a schedule. `collectives.synthesize` searches in three ways, and keeps the fastest schedule:
 #
-# - it *matches* pieces of the vector with free links, step after step, many times by chance;
+# - it *matches* pieces of the vector with free links, step after step, in many random tries;
 # - it sends blocks *round a ring of equal parts*, such as the eight groups above, and copies them inside each part;
 # - it *packs spanning trees*, along which segments of the vector follow each other.
 #
-# It says how near the bound the result is. On the fat tree of section 2, for long vectors:
+# It reports how near the result is to the bound. On the fat tree of section 2, for long vectors:
 
 # %%
 found = collectives.synthesize("allreduce", tree)
@@ -372,7 +341,7 @@ for name, algorithm in ({"found": found} | others).items():
     print(f"{name}: {1e3 * seconds:.3g} ms, {100 * nbytes * found.bound / seconds:.0f}% of the bound")
 
 # %% [markdown]
-# Now a network that no paper has an algorithm for: a ring of eight, one cable of which is slow, and a chord.
+# Now an irregular network: a ring of eight with one slow cable, and a chord.
 
 # %%
 edges = [(i, (i + 1) % 8, 2e9 if i else 1e9) for i in range(8)] + [(0, 4, 2e9)]
@@ -382,22 +351,18 @@ print(f"{len(found.steps)} steps, {100 * found.share_of_bound:.0f}% of the bound
 draw_trees(odd, found, pieces=range(3), title="trees that were found")
 
 # %% [markdown]
-# It is a schedule as any other: checked, priced, drawn, run (`communicator.Allreduce(x, y, algorithm=found)`), saved.
+# It is a schedule like any other: checked, priced, drawn, run (`communicator.Allreduce(x, y, algorithm=found)`), saved.
 
 # %%
 print(collectives.check(found, ranks=8, operation="allreduce"))
 nbytes = 64 << 20
 times = {name: price(ALGORITHMS["allreduce"][name], 8, nbytes // 4, 4, odd).seconds for name in names}
 times["found"] = price(found, 8, nbytes // 4, 4, odd).seconds
-_, ax = plt.subplots(figsize=(7, 2.8))
-ax.barh(list(times), [1e3 * t for t in times.values()], color=[BLUE] * len(names) + [ORANGE])
-ax.axvline(1e3 * nbytes * found.bound, color=GREY, ls="--")
-ax.set(title="64 MiB on a ring with a slow cable and a chord (dashed: the bound)", xlabel="milliseconds")
-plt.show()
+exercise.draw_found(times, names, nbytes, found)
 
 # %% [markdown]
-# So many steps are for long vectors: each costs the latency of a message. With `nbytes` the search prices what it finds
-# for a vector of that length, and cuts it into fewer pieces.
+# Many steps suit long vectors only: each costs the latency of a message. With `nbytes` the search prices schedules for
+# a vector of that length, and cuts it into fewer pieces.
 
 # %%
 short = collectives.synthesize("allreduce", odd, nbytes=16 << 10)
@@ -405,8 +370,8 @@ for name, schedule in (("for long vectors", found), ("for 16 KiB", short)):
     print(f"{name}: {len(schedule.steps)} steps, {1e6 * price(schedule, 8, 4 << 10, 4, odd).seconds:.3g} us for 16 KiB")
 
 # %% [markdown]
-# Before you believe any of it: measure. `python scripts/bench.py trunk` builds a network of four hosts with a trunk on
-# this computer (root on Linux), runs these schedules there, and compares them with their prices.
+# Before you rely on it, measure. `python scripts/bench.py trunk` builds a network of four hosts with a trunk on this
+# computer (root on Linux), runs these schedules there, and compares them with their prices.
 #
 # Next: `18_experts.py`; and `19_long_sequences.py` cuts sequences over ranks. `docs/` has the architecture;
 # `scripts/train.py --help` has all that you have learned behind one command; and every schedule that you can write in a

@@ -13,13 +13,13 @@
 # %% [markdown]
 # # 18. Experts: more parameters, the same work
 #
-# A transformer's two linear layers work on every position alike. A **mixture of experts** has several such pairs, and a
-# small router that chooses one or two of them for each position: eight times the parameters, and nearly the same work.
-# On many ranks each has some of the experts, and positions travel to theirs. You will
+# A transformer's two linear layers treat all positions alike. A **mixture of experts** has several such pairs, and a
+# small router that chooses one or two of them for each position: with eight experts it has eight times the parameters,
+# and nearly the same work. On many ranks each rank has some of the experts, and positions are sent to them. You will
 #
-# 1. route positions, and see what a router does with its freedom;
+# 1. route positions, and see how unevenly a router loads the experts;
 # 2. **balance** the load without a loss;
-# 3. **dispatch** positions to ranks, and bring the answers back: two alltoallv;
+# 3. **dispatch** positions to ranks, and return the results: two alltoallv;
 # 4. hide the messages behind computation: a puzzle;
 # 5. train a transformer with experts on two real ranks: the same numbers as in one process.
 
@@ -27,13 +27,11 @@
 # %load_ext parallel.launch.notebook
 
 # %%
-import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
 import exercises.experts as exercise
 import nn
-from checks import BLUE, GREY, ORANGE, RED
 from collectives import Compute, Recv, Send, puzzles
 from collectives.steps import Slice
 from nn.analysis import pictures
@@ -45,8 +43,8 @@ checks.style()
 # ## 1. A router
 #
 # For a position $x$ the router computes scores $p = \mathrm{softmax}(x W)$, one for each expert, and the `top` experts
-# with the largest are chosen. What they make of $x$ is added up, weighted by $p$. Nothing tells the router to be fair.
-# Here are positions of a few kinds (of five clusters), and a router whose weights are random:
+# with the largest are chosen. Their outputs for $x$ are added up, weighted by $p$. Nothing makes the router balance the
+# load. Here are positions of five clusters, and a router with random weights:
 
 # %%
 E, D, n = 4, 6, 400
@@ -62,17 +60,11 @@ def load(chosen):
 
 
 first = np.argsort(-scores, axis=1, kind="stable")[:, :1]
-_, ax = plt.subplots(figsize=(5, 2.6))
-ax.bar(range(E), load(first), color=BLUE)
-ax.axhline(n / E, color=GREY, ls=":", label="even")
-ax.set(xlabel="expert", ylabel="positions", title="An expert each: who has how many", xticks=range(E))
-ax.legend()
-plt.show()
+exercise.draw_load(E, load, first, n)
 
 # %% [markdown]
-# On ranks the busiest one is waited for by all. What can be done? The first remedy was **capacity**: an expert takes so
-# many positions, in their order; those that come too late pass it by, on the residual connection (Lepikhin et al.
-# 2020).
+# On many ranks, all wait for the busiest one. The first remedy was **capacity**: an expert takes a fixed number of
+# positions, in their order; further ones skip it, on the residual connection (Lepikhin et al. 2020).
 #
 # **Exercise 1.** Which positions are kept?
 
@@ -99,10 +91,10 @@ kept = my_capacity(first.ravel(), E, int(1.25 * n / E))
 print(f"with room for 1.25 times an even load {np.mean(~kept):.0%} of our positions are dropped")
 
 # %% [markdown]
-# The second is an **auxiliary loss** (Fedus et al. 2022). With $f_i$, the share of all choices that fall on expert i,
-# and $P_i$, the mean of its scores over the positions, it is $E \sum_i f_i P_i$: 1 where all is even, larger where
-# experts with large scores are chosen often. Counts have no gradient, but scores do: so they are pushed away from the
-# busy experts.
+# The second remedy is an **auxiliary loss** (Fedus et al. 2022). With $f_i$, the share of all choices that fall on
+# expert i, and $P_i$, the mean of its scores over the positions, it is $E \sum_i f_i P_i$: it is 1 for an even load,
+# and larger where experts with large scores are chosen often. Counts have no gradient, but scores do: the scores of
+# busy experts are pushed down.
 #
 # **Exercise 2.** Write the loss.
 
@@ -129,7 +121,7 @@ def my_auxiliary(p, chosen):
 exercise.check_auxiliary(my_auxiliary)
 
 # %% [markdown]
-# And the third needs no loss at all:
+# The third remedy needs no loss:
 #
 # ## 2. Balance by a bias
 #
@@ -138,8 +130,8 @@ exercise.check_auxiliary(my_auxiliary)
 # of one with less grows (Wang et al. 2024; DeepSeek-V3).
 #
 # **Exercise 3.** One step: return the chosen experts (n, top), by score + bias, of equal ones the lowest; their
-# weights, from the scores alone, divided by their sum; and the new bias. (What is there lets the bias into the weights,
-# and never changes it.)
+# weights, from the scores alone, divided by their sum; and the new bias. (The starter code uses the bias in the
+# weights, and never changes it.)
 
 
 # %%
@@ -183,26 +175,19 @@ for _ in range(150):
 checks.expect(busiest[-1] < 1.25, f"after 150 steps the busiest expert still has {busiest[-1]:.2f} times its share")
 checks.right(f"the busiest expert had {busiest[0]:.2f} times its share, and has {busiest[-1]:.2f} times")
 
-_, (left, right) = plt.subplots(1, 2, figsize=(10, 2.8))
-left.plot(busiest, color=RED)
-left.axhline(1, color=GREY, ls=":")
-left.set(xlabel="step", ylabel="load of the busiest", title="1 is even", ylim=(0.8, None))
-right.plot(np.array(biases), label=[f"expert {e}" for e in range(E)])
-right.set(xlabel="step", ylabel="bias", title="The bias that does it")
-right.legend()
-plt.show()
+exercise.draw_balance(busiest, biases, E)
 
 # %% [markdown]
 # ## 3. Dispatch
 #
 # Now the experts are on ranks: of E experts and p ranks, rank r has experts r E/p to (r + 1) E/p. A rank's positions
-# are **sorted by expert**: then those for one rank lie side by side, and an alltoallv can take them there. What comes
-# back is in the same order, and has to be brought back into that of the positions.
+# are **sorted by expert**: then those for one rank lie side by side, and an alltoallv can take them there. The results
+# come back in the same order, and have to be put back into the order of the positions.
 #
 # **Exercise 4.** For the chosen experts (n, k) of this rank's positions: `slots`, the places of `chosen.ravel()` in the
 # order in which they are sent (by expert; of one expert in their own order); `counts` (p, E/p), how many rows go to
 # every expert, by the rank that has it; and of rows `returned` in the sent order, the sum over each position's k slots,
-# weighted. (What is there sends everything in the order in which it lies, and counts ranks alone.)
+# weighted. (The starter code does not sort, and counts rows by rank only.)
 
 
 # %%
@@ -277,30 +262,25 @@ for rank, rows in enumerate(mine):
     checks.same(y, want[rows], f"the outputs of rank {rank}'s positions")
 checks.right("two ranks with two experts each, and uneven batches: as nn in one process")
 
-_, axes = plt.subplots(1, 2, figsize=(9, 2.6), sharey=True)
-for rank, ax in enumerate(axes):
-    experts = routing.chosen[mine[rank]].ravel()[sent[rank][0]]
-    ax.scatter(range(len(experts)), experts, c=[(BLUE, ORANGE)[e // 2] for e in experts], s=60)
-    ax.set(xlabel="row, as it is sent", title=f"rank {rank}: blue goes to rank 0, orange to 1", yticks=range(E))
-axes[0].set_ylabel("expert")
-plt.show()
+exercise.draw_sent(routing, mine, sent, E)
 
 # %% [markdown]
-# Backward the gradients go the same two ways. That makes four alltoallv a layer and step, each of n k D numbers, of
-# which (p - 1) / p leave the rank. The gradient of an **expert** is complete where it is, as the positions of all ranks
-# have come. Everything **else** is on every rank, and has seen its own positions only: those gradients are summed. To
-# sum the experts' too would add up gradients of different experts, and nothing would crash.
+# Backward the gradients take the same two steps. That makes four alltoallv for each layer and step, each of n k D
+# numbers, of which (p - 1) / p leave the rank. The gradient of an **expert** is complete on its rank, since the
+# positions of all ranks were sent there. All **other** parameters are on every rank, and their gradients come from that
+# rank's positions only: these are summed. Summing the experts' gradients too would add up those of different experts,
+# without an error message.
 #
-# ## 4. A puzzle: while they travel
+# ## 4. A puzzle: overlap
 #
-# Messages and computation one after the other leave the ranks idle. What can be computed before anything has come?
+# If messages and computation follow each other, ranks are idle. What can be computed before the first message arrives?
 
 # %%
 print(puzzles.experts)
 
 
 # %% [markdown]
-# **Exercise 5.** Nine units. (What is there does one thing after the other.)
+# **Exercise 5.** Nine units of time are possible. (The starter code does one thing after the other.)
 
 
 # %%
@@ -352,8 +332,8 @@ def travelling(rank, size, count):
 checks.graded(puzzles.experts.grade(travelling))
 
 # %% [markdown]
-# The library does it with a **shared expert**, which every position takes: it needs no message, so it is computed while
-# the positions for the others are on their way.
+# The library does it with a **shared expert**, which every position uses: it needs no messages, so it is computed while
+# the positions for the other experts are sent.
 #
 # ## 5. On two ranks
 #

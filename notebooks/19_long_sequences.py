@@ -13,14 +13,14 @@
 # %% [markdown]
 # # 19. Long sequences
 #
-# Attention looks from every position at every other one. A sequence of T positions has T^2 scores for each head, and
-# all layers together keep activations for T positions: at some length one rank's memory is full. This notebook cuts the
+# Attention compares every position with every other one. A sequence of T positions has T^2 scores for each head, and
+# all layers keep activations for T positions: at some length the memory of one rank is full. This notebook cuts the
 # *sequence*: every rank has some of its positions.
 #
-# 1. a softmax put together from **pieces**, which need not be in memory at one time;
-# 2. **ring attention**: the pieces are on other ranks, and travel;
-# 3. **zigzag**: who has which positions, so that causal attention leaves nobody idle;
-# 4. the other way, by heads (**Ulysses**), and when which is faster.
+# 1. a softmax computed in **pieces**, which need not be in memory at the same time;
+# 2. **ring attention**: the pieces are on different ranks, and are sent round;
+# 3. **zigzag**: positions are assigned to ranks so that causal attention leaves no rank idle;
+# 4. an alternative by heads (**Ulysses**), and when each is faster.
 #
 # Sources: Milakov and Gimelshein 2018 (pieces), Liu et al. 2023 (ring attention), Jacobs et al. 2023 (Ulysses).
 
@@ -28,12 +28,10 @@
 # %matplotlib inline
 
 # %%
-import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
 import exercises.sequences as exercise
-from checks import BLUE, GREY, ORANGE
 from collectives import Compute, Recv, Send, Slice, draw, puzzles
 from collectives.pricing.networks import NETWORKS
 from parallel.planning.context_costs import ring, ulysses
@@ -51,7 +49,7 @@ rng = np.random.default_rng(0)
 #     y = sum_j exp(S_j) v_j / sum_j exp(S_j)
 #
 # Both sums can be taken over some of the keys first, and over the others later. But exp(S) of a large score is
-# infinite, so all exponents are taken relative to the largest score. Of a piece one keeps three things:
+# infinite, so all exponents are taken relative to the largest score. Keep three things for each piece:
 #
 # - `top`, the largest score m of the piece,
 # - `total`, the sum of exp(S_j - m),
@@ -101,14 +99,14 @@ checks.right("and the scores of one piece only were ever in memory")
 # ## 2. The ring
 #
 # Now the pieces are on different ranks: each has the queries, keys and values of its positions. Queries stay. Keys and
-# values travel: while a rank attends to those that it has, it sends them on to the next rank, and receives those of the
+# values move: while a rank computes with those that it has, it sends them to the next rank, and receives those of the
 # rank before. Here is the task, with its limits:
 
 # %%
 print(puzzles.ring_attention)
 
 # %% [markdown]
-# **Exercise 2.** Write the ring. Two buffers beside `x` are enough: one is computed with and sent, the other one
+# **Exercise 2.** Write the ring. Two buffers in addition to `x` are enough: one is used and sent, the other one
 # receives. In step s a rank has the keys of rank `(rank - s) % size`.
 
 
@@ -140,8 +138,8 @@ def my_ring(rank, size, count):
 checks.graded(puzzles.ring_attention.grade(my_ring))
 
 # %% [markdown]
-# Backward, keys and values make the same way once more, and each is followed by its gradients: every rank adds what its
-# queries contribute, one step behind. This is the schedule that training runs (`parallel/strategies/context/ring.py`):
+# Backward, keys and values go round once more, followed by their gradients: every rank adds the contribution of its
+# queries, one step later. This is the schedule that training runs (`parallel/strategies/context/ring.py`):
 
 # %%
 draw(
@@ -155,7 +153,7 @@ draw(
 # ## 3. Zigzag
 #
 # A language model may not see the future: position t attends to positions 0 to t. How many pairs of queries and keys
-# has each of four ranks to compute, if the first one has the first quarter, and so on?
+# does each of four ranks compute, if the first rank has the first quarter, and so on?
 
 
 # %%
@@ -169,7 +167,7 @@ contiguous = [list(range(16 * r, 16 * r + 16)) for r in range(ranks)]
 print([pairs(positions) for positions in contiguous])
 
 # %% [markdown]
-# The last rank computes seven times as much as the first one, and in each step of the ring all wait for it.
+# The last rank computes about seven times as much as the first one, and in each step of the ring all wait for it.
 #
 # **Exercise 3.** Cut the sequence into two chunks for each rank, 2 p in all, and give each rank two of them, so that
 # all have the same number of pairs.
@@ -194,22 +192,11 @@ chosen = [tuple(checks.call(my_chunks, rank, ranks)) for rank in range(ranks)]
 checks.expect(sorted(c for two in chosen for c in two) == list(range(2 * ranks)), "each chunk belongs to one rank")
 chunk = length // (2 * ranks)
 mine = [[t for c in two for t in range(c * chunk, (c + 1) * chunk)] for two in chosen]
-
-
-def draw_pairs():
-    """Bars of what each rank computes."""
-    _, ax = plt.subplots(figsize=(6, 2.6))
-    places = np.arange(ranks)
-    ax.bar(places - 0.2, [pairs(p) for p in contiguous], 0.4, color=GREY, label="contiguous")
-    ax.bar(places + 0.2, [pairs(p) for p in mine], 0.4, color=BLUE, label="yours")
-    ax.set(title="Pairs of queries and keys", xlabel="rank", xticks=places)
-    ax.legend()
-    plt.show()
-
-
-checks.expect(len({pairs(p) for p in mine}) == 1, f"your ranks have {[pairs(p) for p in mine]} pairs", draw_pairs)
-checks.right(f"{pairs(mine[0])} pairs each: with p ranks 2 - 1/p times as fast as contiguous parts")
-draw_pairs()
+counts = [pairs(positions) for positions in mine]
+draw = lambda: exercise.draw_pairs([pairs(positions) for positions in contiguous], counts)
+checks.expect(len(set(counts)) == 1, f"your ranks have {counts} pairs", draw)
+checks.right(f"{counts[0]} pairs each: with p ranks 2 - 1/p times as fast as contiguous parts")
+draw()
 
 # %% [markdown]
 # What may a query see, if the positions of a rank no longer follow each other?
@@ -235,8 +222,8 @@ def my_mask(queries, keys):
 exercise.check_mask(my_mask)
 
 # %% [markdown]
-# Now all together, on four ranks that are entries of lists: your merge, the ring, your zigzag, and your mask. It must
-# be what one process computes.
+# Now combine all of it, with lists in place of four ranks: your merge, the ring, your zigzag, and your mask. The result
+# must equal that of one process.
 
 # %%
 q, k, v = (rng.standard_normal((length, 8)) for _ in range(3))
@@ -268,10 +255,10 @@ assert error < 1e-12
 # %% [markdown]
 # ## 4. Ring or Ulysses
 #
-# Ulysses cuts attention by *heads*: an alltoall gives each rank all positions of some heads, another one brings the
-# results back. It sends less, but nothing is computed meanwhile, and it needs a head for each rank. Scores grow with
-# the square of the length, messages with the length: so long sequences hide a ring. On gigabit Ethernet, with
-# processors of 20 Gflop/s and 1,024 features, eight ranks:
+# Ulysses divides attention by *heads*: an alltoall gives each rank all positions of some heads, another one returns the
+# results. It sends less, but nothing is computed meanwhile, and it needs at least one head for each rank. Scores grow
+# with the square of the length, messages with the length: so for long sequences the computation hides the messages of
+# the ring. On gigabit Ethernet, with processors of 20 Gflop/s and 1,024 features, eight ranks:
 
 # %%
 network, lengths = NETWORKS["gigabit"].with_ranks_per_node(1), 2 ** np.arange(8, 15)
@@ -281,13 +268,7 @@ waits = {
     "ring": [ring(b, a, Group(8), network).seconds for b, a in zip(keys, attention, strict=True)],
     "Ulysses": [ulysses(b, Group(8), network).seconds for b in keys],
 }
-_, ax = plt.subplots(figsize=(6.4, 3.2))
-for (name, times), color in zip(waits.items(), (BLUE, ORANGE), strict=True):
-    ax.loglog(lengths, times, "o-", ms=3, color=color, label=f"waits, {name}")
-ax.loglog(lengths, [3.5 * a / 8 for a in attention], "--", color=GREY, label="computes")
-ax.set(title="One layer's attention on 8 ranks", xlabel="positions", ylabel="seconds")
-ax.legend()
-plt.show()
+exercise.draw_waits(waits, lengths, attention)
 
 # %% [markdown]
 # Train with it: `python scripts/train.py --ranks 4 --mesh context=4 --data stdlib --length 1024 --model

@@ -5,7 +5,7 @@
 | `style()` | one look for all pictures |
 | `call(f, ...)` | call the learner's function; what it raises becomes a sentence |
 | `several(n, f, ...)` | the same, of a function that returns n things |
-| `numbers(f, ...)` | the same, of a function that returns a number or an array of so many |
+| `numbers(f, ...)` | the same, of a function that returns a number or an array of a given shape |
 | `change(f, ...)` | the same, of a function that changes arrays in place and returns nothing |
 | `same(got, want, name)` | numbers and arrays: where they differ, by how much, and both of them drawn |
 | `expect(ok, sentence, draw)` | anything else |
@@ -14,7 +14,7 @@
 | `graded(grade)` | a puzzle of `collectives.puzzles`, or a report of `collectives.check` |
 | `right(sentence)` | what is said when all is well |
 
-The checks of a notebook are a module of `exercises`, beside this file.
+The checks and pictures of a notebook are a module of the folder `exercises`.
 """
 
 import functools
@@ -116,7 +116,7 @@ def call(function, *arguments, **named):
 
 
 def several(count: int, function, *arguments) -> tuple:
-    """What the learner's function returns, which is to be taken apart into so many.
+    """What the learner's function returns, which must have `count` parts.
 
     Raises
     ------

@@ -1,10 +1,10 @@
-"""The checks of 13b_attention.py."""
+"""The checks and pictures of 13b_attention.py."""
 
 import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
-from checks import GREY, RED
+from checks import BLUE, GREY, ORANGE, RED
 from exercises.training import derivative
 
 
@@ -265,3 +265,54 @@ def check_segment(best_size):
             f"{min(kept.values())} are possible.",
         )
     checks.right("segments as long as there are segments: about the root of the number of layers")
+
+
+def draw_weights(weights, follows, causal_attention, x):
+    """Weights of attention with and without the future."""
+    _, axes = plt.subplots(1, 2, figsize=(9, 3.2))
+    axes[0].imshow(weights, cmap="Blues", vmin=0, vmax=1)
+    axes[0].plot(follows, range(8), "o", mfc="none", color=RED, label="the one that is looked for")
+    axes[0].set(title="weights", xlabel="key of position", ylabel="query of position")
+    axes[0].legend(loc="upper left", bbox_to_anchor=(0, -0.2))
+    axes[1].imshow(causal_attention(6 * x[:, 16:], x[:, :16], x[:, :16])[1], cmap="Blues", vmin=0, vmax=1)
+    axes[1].set(title="causal: only what came before", xlabel="key of position")
+    plt.show()
+
+
+def draw_distances(distances, rotate, vector):
+    """Score of a vector with itself over the distance."""
+    _, ax = plt.subplots(figsize=(7, 2.6))
+    ax.plot(distances, [rotate(vector, t) @ rotate(vector, 0) / (vector @ vector) for t in distances], color=BLUE)
+    ax.set(
+        title="score of a vector with itself, at a distance",
+        xlabel="positions between query and key",
+        ylabel="of distance 0",
+    )
+    plt.show()
+
+
+def draw_segments(best_size, L):
+    """Activations in memory at once, over the length of a segment of L layers."""
+    sizes, best = np.arange(1, L + 1), best_size(L)
+    _, ax = plt.subplots(figsize=(7, 2.8))
+    ax.plot(sizes, -(-L // sizes) + sizes, color=BLUE, label="with checkpoints")
+    ax.axhline(L, color=GREY, ls=":", label="all kept")
+    ax.plot(best, -(-L // best) + best, "o", ms=9, color=RED, label=f"segments of {best}")
+    ax.set(title=f"activations in memory at once, {L} layers", xlabel="layers of a segment", ylabel="activations")
+    ax.set_ylim(0, 110)
+    ax.legend()
+    plt.show()
+
+
+def draw_quadratic(block_operations, width):
+    """What scores and weighted values take of the operations of a block, over the number of positions."""
+    lengths = 2 ** np.arange(8, 18)
+    scores = np.array([4 * int(T) ** 2 * width for T in lengths], float)
+    everything = np.array([block_operations(width, int(T)) for T in lengths], float)
+    _, ax = plt.subplots(figsize=(7, 2.8))
+    ax.semilogx(lengths, 100 * scores / everything, "o-", color=ORANGE)
+    ax.axvline(6 * width, color=GREY, ls=":")
+    ax.annotate(" T = 6 D", (6 * width, 5), color=GREY)
+    ax.set(title=f"what scores and values take of a block of {width:,} features", xlabel="positions T")
+    ax.set_ylabel("operations (%)")
+    plt.show()

@@ -1,4 +1,4 @@
-"""The checks of 08_data_parallel.py."""
+"""The checks and pictures of 08_data_parallel.py."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
-from checks import GREY, ORANGE, PINK, RED, BLUE
+from checks import BLUE, GREY, ORANGE, PINK, RED
 
 
 def draw_paths(path, alone):
@@ -101,7 +101,7 @@ def check_server(path, alone, X, y, gradient):
         "added in the order "
         "in which gradients came. Another run gives other bits. Receive from worker 0 first, then from 1, and so on.",
     )
-    checks.right("workers and server have the steps of one process; the same bits in every run, whoever is late")
+    checks.right("workers and server have the steps of one process, with the same bits in every run")
 
 
 @checks.explain_errors
@@ -169,3 +169,34 @@ def check_overlap(step_seconds):
         )
         checks.same(got, 4 + free, f"seconds of a step, {case}")
     checks.right("a bucket leaves when it is full and the network is free")
+
+
+def draw_overlap(step_seconds):
+    """Seconds of a step over the number of buckets, for two networks."""
+    _, ax = plt.subplots(figsize=(7, 2.8))
+    counts = [1, 2, 4, 5, 10, 20]
+    for network_seconds, colour in ((4.0, BLUE), (8.0, RED)):
+        times = [step_seconds(4.0, [8.0 / n] * n, [network_seconds / n + 0.15] * n) for n in counts]
+        ax.plot(
+            counts, times, "o-", color=colour, label=f"sums of {network_seconds:g} s in all, and 0.15 s for each start"
+        )
+    ax.set(title="a step of 12 s of computation", xlabel="buckets", ylabel="seconds of a step", ylim=(11, 21))
+    ax.legend()
+    plt.show()
+
+
+def draw_busiest(moved, ranks, seconds, sizes):
+    """What the busiest rank carries, and seconds of a step, over the number of ranks."""
+    looks = dict(zip(moved, ((GREY, "-"), (RED, "-"), (ORANGE, "-"), (BLUE, "-"), ("k", ":")),
+                     strict=True))  # fmt: skip
+    _, (left, right) = plt.subplots(1, 2, figsize=(11.5, 3.8))
+    for name, each in moved.items():
+        left.plot(ranks, each, label=name, color=looks[name][0], ls=looks[name][1], lw=2.4 if name[0] == "r" else 1.8)
+    left.set(xlabel="ranks", ylabel="vectors of n", ylim=(0, 12), title="what the busiest rank carries in a step")
+    left.legend()
+    for name, each in seconds.items():
+        right.loglog(sizes, each, marker="o", color=looks[name][0], ls=looks[name][1], label=name)
+    right.set_xticks(sizes, sizes)
+    right.set_xticks([], minor=True)
+    right.set(xlabel="ranks", ylabel="seconds a step", title="25 million parameters, 10 Gbit/s")
+    plt.show()

@@ -1,8 +1,10 @@
-"""The checks of 18_experts.py."""
+"""The checks and pictures of 18_experts.py."""
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
+from checks import BLUE, GREY, ORANGE, RED
 
 
 @checks.explain_errors
@@ -55,3 +57,36 @@ def dispatched(dispatch, chosen, experts, ranks, rank):
     want = [[flat.count(each * s + e) for e in range(each)] for s in range(ranks)]
     checks.same(counts, want, f"the counts of [rank, expert] of rank {rank}")
     return np.asarray(slots), np.asarray(counts)
+
+
+def draw_load(E, load, first, n):
+    """How many positions each expert has."""
+    _, ax = plt.subplots(figsize=(5, 2.6))
+    ax.bar(range(E), load(first), color=BLUE)
+    ax.axhline(n / E, color=GREY, ls=":", label="even")
+    ax.set(xlabel="expert", ylabel="positions", title="An expert each: who has how many", xticks=range(E))
+    ax.legend()
+    plt.show()
+
+
+def draw_balance(busiest, biases, E):
+    """Load of the busiest expert and the biases, over the steps."""
+    _, (left, right) = plt.subplots(1, 2, figsize=(10, 2.8))
+    left.plot(busiest, color=RED)
+    left.axhline(1, color=GREY, ls=":")
+    left.set(xlabel="step", ylabel="load of the busiest", title="1 is even", ylim=(0.8, None))
+    right.plot(np.array(biases), label=[f"expert {e}" for e in range(E)])
+    right.set(xlabel="step", ylabel="bias", title="The bias that does it")
+    right.legend()
+    plt.show()
+
+
+def draw_sent(routing, mine, sent, E):
+    """Experts of the rows, in the order in which they are sent."""
+    _, axes = plt.subplots(1, 2, figsize=(9, 2.6), sharey=True)
+    for rank, ax in enumerate(axes):
+        experts = routing.chosen[mine[rank]].ravel()[sent[rank][0]]
+        ax.scatter(range(len(experts)), experts, c=[(BLUE, ORANGE)[e // 2] for e in experts], s=60)
+        ax.set(xlabel="row, as it is sent", title=f"rank {rank}: blue goes to rank 0, orange to 1", yticks=range(E))
+    axes[0].set_ylabel("expert")
+    plt.show()

@@ -1,4 +1,4 @@
-"""The checks of 11_fewer_bytes.py."""
+"""The checks and pictures of 11_fewer_bytes.py."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -6,6 +6,9 @@ import numpy as np
 import checks
 import nn
 from checks import BLUE, GREEN, GREY, INK, ORANGE, RED
+from collectives import price
+from collectives.algorithms import allreduce
+from collectives.pricing.networks import Network
 from parallel.sync.compression import parse
 
 
@@ -157,3 +160,83 @@ def check_topk(my_topk):
     checks.same(sent.sum(0) + e, given.sum(0), "sum of all sent + e")
     checks.right("the library's top-k, bit for bit; what is not sent is remembered")
     draw()
+
+
+def draw_gain(speeds, PARAMETERS, sizes, COMPUTE):
+    """Seconds of a step on three networks, by the bytes of a gradient."""
+    _, axes = plt.subplots(1, 3, figsize=(11, 2.4))
+    for ax, (name, rate) in zip(axes, speeds.items(), strict=True):
+        network = Network.hockney(20e-6, 8 / rate)
+        moving = [
+            price(allreduce.ring, 8, int(PARAMETERS * b), itemsize=1, network=network).seconds for b in sizes.values()
+        ]
+        ax.barh(list(sizes), [COMPUTE] * 4, color=BLUE, label="compute")
+        bars = ax.barh(list(sizes), moving, left=COMPUTE, color=ORANGE, label="sum gradients")
+        ax.bar_label(bars, [f" {COMPUTE / (COMPUTE + t):.0%}" for t in moving], fontsize=9)
+        ax.set(xlabel="seconds of a step", title=name, xlim=(0, 1.2 * (COMPUTE + moving[0])))
+        ax.invert_yaxis()
+    axes[0].legend(loc="lower right")
+    plt.show()
+
+
+def draw_gradients(example, COUNT):
+    """How gradients are distributed."""
+    _, (left, right) = plt.subplots(1, 2, figsize=(10, 2.8))
+    left.hist(example[example != 0], 80, color=BLUE)
+    left.set(xlabel="gradient", ylabel="how many", title=f"{COUNT:,} gradients of one worker", yscale="log")
+    right.loglog(np.sort(np.abs(example[example != 0]))[::-1], color=BLUE)
+    right.set(xlabel="place in the order of size", ylabel="|gradient|", title="Few are large, most are small")
+    plt.show()
+
+
+def draw_methods(points, methods):
+    """Bytes of a message and validation error of each method."""
+    _, ax = plt.subplots(figsize=(9, 4))
+    for i, (method, (share, err)) in enumerate(sorted(points.items(), key=lambda point: point[1][0])):
+        ax.plot(100 * share, err, "o", ms=8, color=methods[method])
+        up = 1 if i % 2 else -1  # alternately above and below, so that names do not overlap
+        words = dict(textcoords="offset points", ha="center", va="center", fontsize=8, color=methods[method])
+        ax.annotate(f"{method}\n{100 * share:.3g}%", (100 * share, err), xytext=(0, 20 * up), **words)
+    ax.set(xscale="log", xlabel="bytes of a message, % of float32", ylabel="validation error (%)", xlim=(0.12, 160))
+    ax.set(
+        title="To the left: fewer bytes. Down: fewer errors", ylim=(4, 1.15 * max(err for _, err in points.values()))
+    )
+    ax.set_xticks([0.3, 1, 3, 10, 30, 100], [0.3, 1, 3, 10, 30, 100])
+    ax.set_xticks([], minor=True)
+    plt.show()
+
+
+def draw_rounded(small, plain, scale, scaled):
+    """Relative errors of float16, plain and scaled."""
+    _, ax = plt.subplots(figsize=(7, 3))
+    there = small != 0
+    for name, got, colour in (("as they are", plain, RED), (f"times 2^{np.log2(scale):.0f}", scaled, BLUE)):
+        ax.loglog(
+            np.abs(small[there]),
+            np.abs(got - small)[there] / np.abs(small[there]) + 1e-9,
+            ".",
+            ms=3,
+            color=colour,
+            label=name,
+        )
+    ax.axhline(2**-11, color=GREY, ls=":")
+    ax.text(np.abs(small[there]).min(), 2**-11 * 1.3, "half of the last bit", fontsize=8, color=GREY)
+    ax.set(xlabel="|gradient|", ylabel="relative error", title="Rounded to float16")
+    ax.legend(markerscale=4)
+    plt.show()
+
+
+def draw_on_ranks(losses, sent, name):
+    """Training loss on two ranks, for three methods."""
+    _, ax = plt.subplots(figsize=(7, 3))
+    for (method, each), colour in zip(losses[0].items(), (INK, BLUE, RED), strict=True):
+        share = sent[0][method]["bytes_sent"] / sent[0]["none"]["bytes_sent"]
+        ax.plot(range(1, 9), each, "o-", color=colour, label=f"{method}: {share:.1%} of the bytes")
+    ax.set(
+        xlabel="epoch",
+        ylabel="training loss",
+        title=f"{name[0]} on 2 real ranks, bytes counted on the wire",
+        yscale="log",
+    )
+    ax.legend()
+    plt.show()

@@ -1,11 +1,11 @@
-"""The checks of 09_large_batches.py."""
+"""The checks and pictures of 09_large_batches.py."""
 
 import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
-from checks import BLUE, GREEN, GREY, INK, ORANGE, RED
 import nn
+from checks import BLUE, GREEN, GREY, INK, ORANGE, PINK, RED
 
 
 @checks.explain_errors
@@ -94,7 +94,7 @@ def draw_steps(mine, right):
 def draw_errors(curves, title):
     """The mean over seeds, and the range that they span."""
     _, ax = plt.subplots(figsize=(6.8, 3.4))
-    for (name, runs), colour in zip(curves.items(), (INK, BLUE, RED, GREEN, ORANGE, checks.PINK), strict=False):
+    for (name, runs), colour in zip(curves.items(), (INK, BLUE, RED, GREEN, ORANGE, PINK), strict=False):
         runs, epochs = np.array(runs), np.arange(1, len(runs[0]) + 1)
         ax.plot(epochs, runs.mean(0), "o-", ms=3, color=colour, label=f"{name}: {runs[:, -1].mean():.1f}%")
         ax.fill_between(epochs, runs.min(0), runs.max(0), color=colour, alpha=0.12, lw=0)
@@ -133,3 +133,79 @@ def check_lars(my_lars):
     checks.same(own, theirs, "the weights after five steps")
     checks.right("as nn.LARS, though the gradients became 10,000 times shorter")
     draw_steps(mine, right)
+
+
+def draw_epochs(images, ranks, summing):
+    """Minutes of an epoch over the number of ranks."""
+    _, ax = plt.subplots(figsize=(6.8, 3.2))
+    for name, share, colour in (
+        ("256 samples in a step", lambda p: 256 / p, RED),
+        ("32 samples on each rank", lambda p: 32, BLUE),
+    ):
+        epoch = [images / (share(p) * p) * (share(p) / 200 + s) for p, s in zip(ranks, summing, strict=True)]
+        ax.plot(ranks, np.array(epoch) / 60, "o-", color=colour, label=name)
+        ax.annotate(f"{epoch[-1] / 60:.2g} min", (256, epoch[-1] / 60), xytext=(6, -3), textcoords="offset points")
+    ax.plot(ranks, images / 200 / np.array(ranks) / 60, ":", color=GREY, label="if sums took no time")
+    ax.set(
+        xscale="log", yscale="log", xlabel="ranks", ylabel="minutes an epoch", title="An epoch of ResNet-50 (computed)"
+    )
+    ax.set_xticks(ranks, ranks)
+    ax.set_xticks([], minor=True)
+    ax.legend()
+    plt.show()
+
+
+def draw_apart(moments, found, rates, K, SMALL, LARGE):
+    """How far small steps and a large one end apart, over the rate."""
+    _, ax = plt.subplots(figsize=(6.8, 3.2))
+    for step, each, colour in zip(moments, found, (RED, GREEN, BLUE), strict=True):
+        ax.plot(rates, each, "o-", color=colour, label=f"after {step} steps of the small batch")
+    ax.set(xscale="log", xlabel="rate of the small batch", ylabel="apart, % of the way", ylim=(0, 150))
+    ax.set_xticks(rates, rates)
+    ax.set_title(f"{K} steps of {SMALL} samples, and one of {LARGE}")
+    ax.legend()
+    plt.show()
+
+
+def draw_ratios(weights, names, ratios):
+    """Length of each weight over that of its gradient."""
+    _, ax = plt.subplots(figsize=(6.4, 2.2))
+    bars = ax.barh([f"{name}  {weights[name].shape}" for name in names], ratios, color=BLUE)
+    ax.bar_label(bars, fmt=" %.0f")
+    ax.invert_yaxis()
+    ax.set(
+        xlabel="|w| / |g| at the start",
+        title="The rate at which a step would be as long as the weight",
+        xlim=(0, 1.15 * max(ratios)),
+    )
+    plt.show()
+
+
+def draw_noise_scales(places, scales):
+    """The noise scale at some moments of training."""
+    _, ax = plt.subplots(figsize=(6.4, 2.6))
+    bars = ax.bar([f"after {step} steps" for step in places], scales, color=BLUE, width=0.6)
+    ax.bar_label(bars, fmt="%.0f")
+    ax.set(title="noise scale of our network", ylabel="samples", ylim=(0, 1.2 * max(scales)))
+    plt.show()
+
+
+def draw_families(families, sizes, final):
+    """Validation error of four methods over the batch."""
+    _, ax = plt.subplots(figsize=(6.8, 3.4))
+    for name, colour, marker in zip(families, (RED, BLUE, GREEN, ORANGE), "os^D", strict=True):
+        ax.plot(sizes, final[name], marker=marker, color=colour, label=name)
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel="batch",
+        ylabel="validation error (%)",
+        title="20 epochs, one seed",
+        ylim=(1, 100),
+    )
+    ax.set_xticks(sizes, sizes)
+    ax.set_xticks([], minor=True)
+    ax.set_yticks([1, 2, 5, 10, 20, 50], [1, 2, 5, 10, 20, 50])
+    ax.set_yticks([], minor=True)
+    ax.legend(fontsize=8)
+    plt.show()

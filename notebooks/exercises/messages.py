@@ -1,10 +1,10 @@
-"""The checks of 05_messages.py."""
+"""The checks and pictures of 05_messages.py."""
 
 import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
-from checks import GREY, INK, RED
+from checks import BLUE, GREEN, GREY, INK, ORANGE, PINK, RED
 from collectives import Send
 
 
@@ -44,7 +44,7 @@ def check_line(smooth, start):
     checks.expect(
         not (np.allclose(got[inside], want[inside]) and not np.allclose(got, want)),
         "numbers inside of a rank are right, and those at its ends are not: which neighbour's number stands "
-        "beside which end?",
+        "next to which end?",
         lambda: checks.draw_both(got, want),
     )
     checks.same(got, want, "the smoothed line")
@@ -144,19 +144,51 @@ def draw_tokens(got, want):
             to * 0.97,
             at * 0.97,
             arrowprops=dict(
-                arrowstyle="-|>", lw=2, color=checks.GREY, shrinkA=24, shrinkB=24, connectionstyle="arc3,rad=-0.3"
+                arrowstyle="-|>", lw=2, color=GREY, shrinkA=24, shrinkB=24, connectionstyle="arc3,rad=-0.3"
             ),
         )
-        ax.plot(*at, "o", ms=38, color=checks.BLUE)
+        ax.plot(*at, "o", ms=38, color=BLUE)
         ax.text(*at, f"rank {rank}", color="white", ha="center", va="center", weight="bold", fontsize=9)
         good = got[rank] == want[rank]
         ax.text(
             *(at * 0.55),
             f"has {got[rank]:g}" + ("" if good else f"\nnot {want[rank]:g}"),
-            color=checks.INK if good else checks.RED,
+            color=INK if good else RED,
             ha="center",
             va="center",
             fontsize=12,
         )
     ax.set(xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal")
+    ax.set_title("the token on each rank", loc="center")
     ax.axis("off")
+
+
+def draw_dealt(mine):
+    """Which rank has which sample."""
+    colours = (BLUE, ORANGE, GREEN, PINK)
+    _, ax = plt.subplots(figsize=(9, 1.3))
+    for rank, samples in enumerate(mine):
+        for sample in samples:
+            ax.add_patch(plt.Rectangle((sample - 0.45, 0), 0.9, 1, color=colours[rank]))
+            ax.text(sample, 0.5, sample, color="white", ha="center", va="center", weight="bold")
+        ax.plot([], [], "s", color=colours[rank], label=f"rank {rank}: {len(samples)} samples")
+    ax.set(xlim=(-1, 20), ylim=(0, 1), title="which rank has which sample")
+    ax.axis("off")
+    ax.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0))
+    plt.show()
+
+
+def draw_messages(n, t, alpha, beta):
+    """Time of a message and bytes a second, measured and as the line says."""
+    _, (left, right) = plt.subplots(1, 2, figsize=(11, 3.6))
+    left.loglog(n, 1e6 * t, "o", color=INK, label="measured, two ranks of this machine")
+    left.loglog(n, 1e6 * (alpha + beta * n), color=BLUE, label=r"$\alpha + \beta n$")
+    left.axhline(1e6 * alpha, color=ORANGE, ls="--", lw=1.2, label=r"$\alpha$")
+    left.set(xlabel="bytes", ylabel="microseconds", title="time of a message")
+    left.legend()
+    right.semilogx(n, 1e-9 * n / t, "o", color=INK)
+    right.semilogx(n, 1e-9 * n / (alpha + beta * n), color=BLUE)
+    right.axvline(alpha / beta, color=RED, ls="--", lw=1.2)
+    right.annotate(r" $n_{1/2} = \alpha/\beta$", (alpha / beta, 0), color=RED, va="bottom")
+    right.set(xlabel="bytes", ylabel="GB/s", title="what is carried a second")
+    plt.show()

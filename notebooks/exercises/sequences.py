@@ -1,8 +1,10 @@
-"""The checks of 19_long_sequences.py."""
+"""The checks and pictures of 19_long_sequences.py."""
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
+from checks import BLUE, GREY, ORANGE
 
 
 @checks.explain_errors
@@ -34,4 +36,26 @@ def check_mask(mask):
                     "that may be seen; a "
                     "position sees itself.",
                 )
-    checks.right("by positions, whoever has them")
+    checks.right("by positions, whichever rank has them")
+
+
+def draw_waits(waits, lengths, attention):
+    """Seconds that ring and Ulysses wait, over the length."""
+    _, ax = plt.subplots(figsize=(6.4, 3.2))
+    for (name, times), color in zip(waits.items(), (BLUE, ORANGE), strict=True):
+        ax.loglog(lengths, times, "o-", ms=3, color=color, label=f"waits, {name}")
+    ax.loglog(lengths, [3.5 * a / 8 for a in attention], "--", color=GREY, label="computes")
+    ax.set(title="One layer's attention on 8 ranks", xlabel="positions", ylabel="seconds")
+    ax.legend()
+    plt.show()
+
+
+def draw_pairs(contiguous, counts):
+    """Pairs of queries and keys that each rank computes."""
+    _, ax = plt.subplots(figsize=(6, 2.6))
+    places = np.arange(len(counts))
+    ax.bar(places - 0.2, contiguous, 0.4, color=GREY, label="contiguous")
+    ax.bar(places + 0.2, counts, 0.4, color=BLUE, label="yours")
+    ax.set(title="Pairs of queries and keys", xlabel="rank", xticks=places)
+    ax.legend()
+    plt.show()

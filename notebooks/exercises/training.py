@@ -1,4 +1,4 @@
-"""The checks of 04b_training.py."""
+"""The checks and pictures of 04b_training.py."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
-from checks import BLUE, GREY, RED
+from checks import BLUE, GREY, ORANGE, RED
 
 
 def derivative(function, x, eps=1e-6):
@@ -127,7 +127,7 @@ def check_he(he_weights):
         weights = checks.numbers(he_weights, rng, inputs, outputs, shape=(inputs, outputs))
         x = np.maximum(x @ weights, 0)
         sizes.append(np.sqrt(np.mean(x**2)))
-    steps = np.log(np.divide(sizes[2:], sizes[1:-1]))  # into narrower layers and into wider ones, by turns
+    steps = np.log(np.divide(sizes[2:], sizes[1:-1]))  # into narrower layers and into wider ones, alternately
     ratio = float(np.exp(max(steps[::2].mean(), steps[1::2].mean(), key=abs)))
     checks.expect(
         0.9 < ratio < 1.1,
@@ -312,3 +312,53 @@ def check_folds(folds):
             )
             checks.expect(len(train) + len(test) == count, "what is not tested is learned from, all of it.")
     checks.right("each sample is tested once, by a network that has not learned from it")
+
+
+def draw_valley(kinds, descend, tried):
+    """Sixty steps of three methods in a narrow valley, each with the best rate that was tried."""
+    _, (left, right) = plt.subplots(1, 2, figsize=(11, 3))
+    for kind, colour in kinds.items():
+        runs = {rate: descend(kind, rate) for rate in tried[kind]}
+        costs = {rate: (path**2 @ [0.5, 50.0]) for rate, path in runs.items()}
+        best = min(costs, key=lambda rate: costs[rate][-1])
+        left.plot(*runs[best].T, ".-", ms=4, color=colour, label=kind)
+        right.semilogy(costs[best], color=colour, label=f"{kind}, rate {best}")
+    left.set(title="60 steps in a narrow valley", xlabel="$w_0$", ylabel="$w_1$")
+    right.set(title="cost", xlabel="step")
+    right.legend()
+    plt.show()
+
+
+def draw_vanishing(errors, DEPTH, setups):
+    """Length of the error in each of 30 layers, for three kinds of layers."""
+    _, ax = plt.subplots(figsize=(7, 3))
+    for name, norms in errors.items():
+        ax.semilogy(range(1, DEPTH + 1), norms, "o-", ms=3, color=setups[name][-1], label=name)
+    ax.set(title="Length of the error in each of 30 layers", xlabel="layer", ylabel="of the last layer's")
+    ax.legend()
+    plt.show()
+
+
+def draw_regularised(regularised):
+    """Errors on training labels and on new digits."""
+    _, ax = plt.subplots(figsize=(7, 2.4))
+    for i, (name, colour) in enumerate((("training labels, a quarter of them wrong", BLUE), ("new digits", ORANGE))):
+        places = np.arange(3) + 0.2 * (2 * i - 1)
+        bars = ax.barh(places, [e[i] for e in regularised.values()], 0.38, color=colour, label=name)
+        ax.bar_label(bars, fmt=" %.1f%%")
+    ax.set_yticks(range(3), regularised)
+    ax.invert_yaxis()
+    ax.set(title="60 epochs, three seeds", xlabel="errors (%)", xlim=(0, 48))
+    ax.legend(loc="lower right")
+    plt.show()
+
+
+def draw_wrong_digits(wrong_digits, x_all, y_all):
+    """Digits that were taken for another one, with their labels."""
+    _, axes = plt.subplots(2, 12, figsize=(11, 2.2))
+    for ax in axes.flat:
+        ax.axis("off")
+    for ax, i in zip(axes.flat, wrong_digits, strict=False):
+        ax.imshow(x_all[i].reshape(8, 8))
+        ax.set_title(y_all[i], loc="center", weight="normal")
+    plt.show()

@@ -1,11 +1,14 @@
-"""The checks of 12_zero.py."""
+"""The checks and pictures of 12_zero.py."""
 
 import matplotlib.pyplot as plt
 import numpy as np
 
 import checks
-from checks import INK
+from checks import BLUE, GREEN, GREY, INK, ORANGE, RED
+from collectives.drawing.timeline import PALETTE
 from collectives.steps import chunk
+
+PARTS = {"parameters": BLUE, "gradients": ORANGE, "moments": GREEN}
 
 
 def kept(sizes, shared_from, ranks):
@@ -17,12 +20,13 @@ def kept(sizes, shared_from, ranks):
 
 
 @checks.explain_errors
-def check_bytes(my_bytes, psi, draw):
+def check_bytes(my_bytes, psi):
     mine = [checks.several(3, my_bytes, psi, 64, stage) for stage in range(4)]
     wanted = psi * kept((4, 4, 8), (3, 2, 1), 64)
-    checks.same(mine, wanted, "GB of [stage, (parameters, gradients, moments)]", draw=draw)
+    checks.same(mine, wanted, "GB of [stage, (parameters, gradients, moments)]", draw=draw_bytes)
     checks.right(f"{wanted[0].sum():.0f} GB become {wanted[3].sum():.1f}")
-    draw(np.array(mine, float))
+    draw_bytes(np.array(mine, float))
+    plt.show()
 
 
 @checks.explain_errors
@@ -111,3 +115,100 @@ def check_zero1(my_zero1, adam):
     checks.same(got, want, "parameters of [rank, place]", tolerance=1e-12, draw=draw_ranks)
     checks.right("all ranks have the parameters of one process, and each has a quarter of the moments")
     draw_ranks(got, want)
+
+
+def draw_largest_models(my_bytes):
+    """The largest model that fits, over the number of ranks."""
+    ranks = 2 ** np.arange(0, 11)
+    _, ax = plt.subplots(figsize=(7, 3.2))
+    for stage, colour in enumerate((GREY, GREEN, ORANGE, BLUE)):
+        largest = [60e9 / sum(my_bytes(1, n, stage)) / 1e9 for n in ranks]
+        name = f"stage {stage}" if stage else "replicated"
+        ax.plot(ranks, largest, "o-", ms=4, color=colour, label=f"{name}: {largest[-1]:,.0f} billion on {ranks[-1]:,}")
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel="ranks",
+        ylabel="billion parameters",
+        title="The largest model in 60 GB a rank",
+    )
+    ax.set_xticks(ranks, ranks)
+    ax.set_xticks([], minor=True)
+    ax.legend()
+    plt.show()
+
+
+def draw_clipped(whole, apart):
+    """A gradient clipped by the norm of all, and each shard by its own."""
+    _, ax = plt.subplots(figsize=(7, 2.4))
+    ax.bar(np.arange(12) - 0.2, whole, 0.4, color=BLUE, label="by the norm of all: shorter, the same direction")
+    ax.bar(np.arange(12) + 0.2, apart, 0.4, color=RED, label="each shard by its own norm")
+    ax.axvline(5.5, color=GREY, ls=":")
+    ax.set(xlabel="gradients of rank 0 | of rank 1", ylabel="clipped", title="Clipping to length 1", ylim=(-1, 1.6))
+    ax.legend()
+    plt.show()
+
+
+def draw_life(life):
+    """Parameters and gradients that a rank holds, pass by pass."""
+    _, axes = plt.subplots(1, 3, figsize=(11, 3), sharey=True)
+    for ax, stage in zip(axes, (1, 2, 3), strict=True):
+        rows = life(stage)
+        ax.bar(range(16), rows[:, 0], 0.9, color=BLUE, label="parameters")
+        ax.bar(range(16), rows[:, 1], 0.9, bottom=rows[:, 0], color=ORANGE, label="gradients")
+        ax.axvline(7.5, color=INK, ls=":")
+        ax.set_xticks(range(16), [*range(8), *reversed(range(8))], fontsize=8)
+        ax.set(
+            xlabel="forward 0 ... 7 | backward 7 ... 0", title=f"stage {stage}: at most {rows.sum(1).max():.3g} layers"
+        )
+    axes[0].set_ylabel("held, in layers")
+    axes[0].legend(loc="upper left")
+    plt.show()
+
+
+def draw_traffic(traffic):
+    """Vectors that a rank sends in a step."""
+    _, ax = plt.subplots(figsize=(8, 1.7))
+    ax.bar_label(ax.barh(list(traffic), traffic.values(), color=[GREY, ORANGE, BLUE]), fmt=" %.3f")
+    ax.invert_yaxis()
+    ax.set(xlabel=r"sent by a rank in a step, in $\Psi$ (8 ranks)", title="What it costs", xlim=(0, 3.2))
+    plt.show()
+
+
+def draw_kept(measured, formula, names):
+    """Bytes that rank 0 keeps, measured, and by the formula."""
+    _, ax = plt.subplots(figsize=(8, 2.8))
+    for row, (found, said) in enumerate(zip(measured[0], formula[0], strict=True)):
+        left = 0.0
+        for i, kind in enumerate(["parameters", "gradients", "moments", "in transit"]):
+            size = found.get(kind, 0) / 1e6
+            ax.barh(row, size, left=left, color=[*PARTS.values(), PALETTE[7]][i], label=kind if row == 0 else None)
+            left += size
+        ax.plot(
+            [sum(said.values()) / 1e6] * 2,
+            [row - 0.45, row + 0.45],
+            color=INK,
+            lw=2,
+            label="formula" if row == 0 else None,
+        )
+    ax.set_yticks(range(4), names[0])
+    ax.invert_yaxis()
+    ax.set(xlabel="MB of rank 0", title="What is kept, measured; and the formula")
+    ax.legend(ncols=5, fontsize=8, loc="upper center", bbox_to_anchor=(0.45, -0.25))
+    plt.show()
+
+
+def draw_bytes(got, want=None):
+    """Bars of what each stage keeps; a frame around what is wanted."""
+    _, ax = plt.subplots(figsize=(7, 2.6))
+    left = np.zeros(4)
+    for i, (name, colour) in enumerate(PARTS.items()):
+        ax.barh(range(4), got[:, i], left=left, color=colour, label=name)
+        left += got[:, i]
+    if want is not None:
+        ax.barh(range(4), want.sum(1), color="none", edgecolor=INK, lw=1.5, label="wanted")
+    ax.bar_label(ax.containers[len(PARTS) - 1], [f" {v:.3g}" for v in got.sum(1)])
+    ax.set_yticks(range(4), ["replicated", "stage 1", "stage 2", "stage 3"])
+    ax.invert_yaxis()
+    ax.set(xlabel="GB a rank", title="7.5 billion parameters on 64 ranks, Adam, float32", xlim=(0, 165))
+    ax.legend(loc="lower right")

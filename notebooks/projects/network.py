@@ -78,7 +78,7 @@ class Network:
         Yields
         ------
         (lo, hi)
-            g[lo:hi] is complete now. Whoever has the generator may do something else before it goes on.
+            g[lo:hi] is complete now. The caller may do something else before it continues the generator.
         """
         for i in reversed(range(len(self.layers))):
             layer, x, y = self.layers[i], arrays[i], arrays[i + 1]

@@ -8,8 +8,8 @@ Rank r has stage r of the network. A micro-batch i goes through the actions
 | ("I", i) | F of this stage, and I of the stage behind it | 1 |
 | ("W", i) | I of this stage | 1 |
 
-I is the gradient of the input: the stage before waits for it. W is the gradient of the weights: nobody waits for it. A
-rank does its actions in the order of your list. It keeps the activations of a micro-batch from F until W.
+I is the gradient of the input: the stage before waits for it. W is the gradient of the weights: no stage waits for it.
+A rank does its actions in the order of your list. It keeps the activations of a micro-batch from F until W.
 
 1. `one_f_one_b`: at most `ranks` micro-batches in memory, 3 (m + p - 1) seconds.
 2. `zero_bubble`: the same memory, and shorter. The record of ZB-H1 (Qi et al. 2023) is 3 m + p - 1 seconds.

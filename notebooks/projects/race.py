@@ -1,6 +1,6 @@
 """Race your data parallelism against ringprop's: mpirun -n 2 python -m mpi4py race.py
 
-Both train the same network on the same samples, by turns; the median step of each counts.
+Both train the same network on the same samples, in alternating runs; the median step of each counts.
 """
 
 import statistics
