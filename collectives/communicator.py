@@ -339,9 +339,11 @@ class Communicator(MPI.Intracomm):
         return with_progress(super().Create_group, group, tag)
 
     def _like(self, comm, progress=None):
-        """Return `comm`, which was made of this communicator, with the same settings."""
-        if comm == MPI.COMM_NULL or self.planner is None:
+        """Return `comm`, which was made of this communicator, with the same settings; of a released one, defaults."""
+        if comm == MPI.COMM_NULL:
             return comm
+        if self.planner is None:
+            return Communicator(comm, progress=bool(progress))
         progress = self.queue.progress if progress is None else progress
         observed = self._observed or {"watch": 0, "debug": False}
         algorithms = self.planner.selection.algorithms

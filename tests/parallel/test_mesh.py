@@ -174,3 +174,17 @@ def test_ranks_of_an_axis_expert_share_the_samples(comm):
         if mesh.parts:
             assert mesh.parts.rank == e * tensor + t
         mesh.close()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_meshes_of_a_released_communicator_have_its_collectives(comm):
+    from collectives import Communicator
+
+    communicator = Communicator(comm)
+    communicator.release()
+    mesh = Mesh(communicator, data=1, tensor=2)
+    assert isinstance(mesh.data, Communicator) and mesh.data.size == 1
+    x = np.ones(4)
+    mesh.sum_parts(x)
+    assert (x == 2).all()
+    mesh.close()
