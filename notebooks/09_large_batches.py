@@ -236,8 +236,8 @@ exercise.draw_errors(curves, f"batch {LARGE}: {K} times the rate")
 # none.
 #
 # Two details of the paper are easily forgotten. Biases and the parameters of normalisation get no weight decay; in `nn`
-# that is `Spec.decay`. And **momentum correction**: with the rate outside of the velocity, a step is $v \leftarrow m v
-# + g$, $w \leftarrow w - \eta v$. Some programs put it *inside*, $v \leftarrow m v + \eta g$, $w \leftarrow w - v$.
+# that is `Spec.decay`. And **momentum correction**: with the rate outside of the velocity, a step is $v\leftarrow
+# m\,v+g$, $w \leftarrow w - \eta v$. Some programs put it *inside*, $v \leftarrow m v + \eta g$, $w \leftarrow w - v$.
 # With a constant $\eta$ both are the same. In a warm-up it changes in every step, and then v contains gradients times
 # the old rate.
 #
