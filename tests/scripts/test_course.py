@@ -80,7 +80,7 @@ def test_slides_show_each_picture_under_its_heading(tmp_path):
     )
     page = (tmp_path / "07_allreduce.html").read_text()
     first, *others = re.findall(r"<section><h\d>(.*?)</h\d>(<img [^>]*>)?</section>", page)
-    assert first == ("7. Allreduce: the sum that everybody needs", "") and len(others) == pictures > 10
+    assert first == ("7. Allreduce: the sum on every rank", "") and len(others) == pictures > 10
     assert all(heading and picture for heading, picture in others)
     assert "http" not in page
 
