@@ -10,8 +10,9 @@ import pytest
 import nn
 import parallel
 from parallel.axis import AXES
-from parallel.guesses import KEYWORDS, NAMES
+from parallel.guesses import KEYWORDS, NAMES, refuse_keywords
 from parallel.mesh import Mesh, sizes
+from parallel.strategies.gradient_sync import gradient_sync
 
 
 def factors(ranks):
@@ -82,6 +83,11 @@ def test_keywords_that_are_answered_with_ours_exist():
 def test_keywords_of_other_libraries_are_answered(name, keyword, said):
     with pytest.raises(TypeError, match=said):
         PUBLIC[name](**{keyword: 2})
+
+
+@pytest.mark.parametrize("name", ["SpatialParallel", "BranchParallel", "ContextParallel"])
+def test_what_is_passed_on_to_the_sync_is_not_refused(name):
+    refuse_keywords(PUBLIC[name], inspect.signature(gradient_sync).parameters.keys() - {"mesh"})
 
 
 @pytest.mark.parametrize("name", sorted(TRAINERS.keys() - {"Mesh"}))

@@ -162,6 +162,7 @@ def ContextParallel(
     *,
     context: int = 0,
     attention: str = "ring",
+    stage: int = 0,
     **sync,
 ) -> DistributedTrainer:
     """`Trainer` on many ranks, each of which has some positions of every sequence.
@@ -176,7 +177,7 @@ def ContextParallel(
         groups share every global batch.
     attention : str
         "ring": keys and values travel; "ulysses": heads are dealt out; "ring:2,ulysses:2": both.
-    **sync
+    stage, **sync
         As for SpatialParallel.
 
     Raises
@@ -198,6 +199,6 @@ def ContextParallel(
     >>> trainer.close()
     """
     mesh = Mesh(communicator, context=context or communicator.size)
-    sync = gradient_sync(mesh, **sync)
+    sync = gradient_sync(mesh, stage, **sync)
     forward_backward = ContextPass(loss, SequenceParts(attention))
     return DistributedTrainer(network, loss, optimizer, mesh, forward_backward, sync, seed, "ContextParallel")

@@ -114,7 +114,15 @@ class OperatorPass(ForwardBackward):
 
 @answer_keywords
 def SpatialParallel(
-    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, space: int = 0, **sync
+    network: Network,
+    loss: Loss,
+    optimizer: Optimizer,
+    communicator,
+    seed: int = 0,
+    *,
+    space: int = 0,
+    stage: int = 0,
+    **sync,
 ) -> DistributedTrainer:
     """`Trainer` on many ranks, each of which has some rows of every image.
 
@@ -126,9 +134,11 @@ def SpatialParallel(
     space : int
         How many ranks share an image; 0 for all. Those of one group are neighbours, and are given the same samples;
         groups share every global batch.
+    stage : {0, 1, 2, 3}
+        Of ZeRO: what is in shards; 0 for nothing.
     **sync
-        How the gradients of all ranks are summed: arguments of `gradient_sync` (strategies/gradient_sync.py), such as
-        `stage` of ZeRO or a `compressor`.
+        How the gradients of all ranks are summed: arguments of `gradient_sync` (strategies/gradient_sync.py), such as a
+        `compressor`.
 
     Raises
     ------
@@ -150,18 +160,27 @@ def SpatialParallel(
     2
     >>> trainer.close()
     """
-    return _make_trainer("space", "SpatialParallel", network, loss, optimizer, communicator, seed, space, **sync)
+    given = network, loss, optimizer, communicator, seed
+    return _make_trainer("space", "SpatialParallel", *given, space, stage, **sync)
 
 
 @answer_keywords
 def BranchParallel(
-    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, branch: int = 0, **sync
+    network: Network,
+    loss: Loss,
+    optimizer: Optimizer,
+    communicator,
+    seed: int = 0,
+    *,
+    branch: int = 0,
+    stage: int = 0,
+    **sync,
 ) -> DistributedTrainer:
     """`Trainer` on many ranks, each of which computes some of the branches of every module that has them.
 
     Parameters
     ----------
-    network, loss, optimizer, communicator, seed, **sync
+    network, loss, optimizer, communicator, seed, stage, **sync
         As for SpatialParallel.
     branch : int
         How many ranks share the branches; 0 for all.
@@ -185,10 +204,11 @@ def BranchParallel(
     2
     >>> trainer.close()
     """
-    return _make_trainer("branch", "BranchParallel", network, loss, optimizer, communicator, seed, branch, **sync)
+    given = network, loss, optimizer, communicator, seed
+    return _make_trainer("branch", "BranchParallel", *given, branch, stage, **sync)
 
 
-def _make_trainer(axis, name, network, loss, optimizer, communicator, seed, ranks, **sync) -> DistributedTrainer:
+def _make_trainer(axis, name, network, loss, optimizer, communicator, seed, ranks, stage, **sync) -> DistributedTrainer:
     mesh = Mesh(communicator, **{axis: ranks or communicator.size})
-    sync = gradient_sync(mesh, **sync)
+    sync = gradient_sync(mesh, stage, **sync)
     return DistributedTrainer(network, loss, optimizer, mesh, OperatorPass(axis), sync, seed, name)
