@@ -31,6 +31,7 @@ OPTIONS = [
         {"action": "store_true"},
         "instead of times, where a step reads and writes memory: calls, bytes and seconds of every NumPy function",
     ),
+    ("growth", "draw", FILE, "draw the rows into that picture"),
     ("network", "network", FILE, "write the measured network there (default: network.json, beside the file of --json)"),
     ("network", "table", FILE, "write the algorithms that are fastest on the measured network, for RINGPROP_TUNE"),
 ]

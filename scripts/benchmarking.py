@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import netlab
+
+from collectives.choosing.selection import processor
 
 TIMEOUT = 300  # seconds of what runs in a lab
 # Options of mpiexec, as docs/cluster.md gives them for Ethernet: messages move outside of MPI calls too, so that none
@@ -118,5 +122,13 @@ def geometric_mean(case: str, rows: Iterable[Row]) -> Row:
 
 
 def to_json(rows: Iterable[Row]) -> str:
-    """A list of objects {case, ours, peer, peer_name, ratio, unit, ranks, threads, note}."""
-    return json.dumps([asdict(row) | {"ratio": row.ratio} for row in rows], indent=1) + "\n"
+    """A list of objects {case, ours, peer, peer_name, ratio, unit, ranks, threads, note, processor, date}."""
+    machine = {"processor": processor_name(), "date": time.strftime("%Y-%m-%d")}
+    return json.dumps([asdict(row) | {"ratio": row.ratio} | machine for row in rows], indent=1) + "\n"
+
+
+def processor_name(cpuinfo: str = "/proc/cpuinfo") -> str:
+    """The processor's name; with family and model where the name has no number, as "AMD EPYC" of a virtual machine."""
+    name, file = processor(cpuinfo), Path(cpuinfo)
+    numbers = re.findall(r"^(?:cpu family|model)\s*: (\d+)", file.read_text() if file.exists() else "", re.MULTILINE)
+    return name if re.search(r"\d", name) or not numbers else f"{name} (family {numbers[0]}, model {numbers[1]})"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-KEYS = ["case", "ours", "peer", "peer_name", "unit", "ranks", "threads", "note", "ratio"]
+KEYS = ["case", "ours", "peer", "peer_name", "unit", "ranks", "threads", "note", "ratio", "processor", "date"]
 MLP = "mlp 784-30-10, batch 10"
 
 
@@ -250,3 +250,46 @@ def test_prices_without_a_refinement_stand_beside_those_with_all():
         == 0
     )
     assert whole.note == "100% of 4 prices within 15% of what was measured"
+
+
+def test_the_tables_of_speed_are_those_of_the_files():
+    import page_tables
+    import speed_tables
+
+    for page, times in speed_tables.PAGES.items():
+        text = (SCRIPTS.parent / page).read_text()
+        for name, table in speed_tables.tables(times).items():
+            assert page_tables.put(text, name, table()) == text, "run python scripts/speed_tables.py --write"
+
+
+def test_a_table_of_speed_has_the_mean_of_runs_and_marks_what_is_slower(tmp_path):
+    from benchmarking import Row, to_json
+    from speed_tables import Processor, steps, sums
+
+    case, allreduce = "lstm, batch 16", "allreduce, 4 B, private arrays"
+    rows = [Row(case, 3.0, 2.0, "PyTorch", note="0.87 of the peer's step"), Row(case, 3.0, 4.0, "PyTorch", threads=2)]
+    rows += [Row(allreduce, ours, 1.0, "MPI", "us") for ours in (1.0, 2.0)]
+    (tmp_path / "rows.json").write_text(to_json(rows))
+    one = Processor(tmp_path / "rows.json")
+    assert steps([one], True).splitlines()[-1] == "| lstm, batch 16 | 3 | 2 | **1.50** | 0.87 | 0.75 |"
+    assert sums([one], True).splitlines()[-1] == "| 4 B | 1, 2 | **1.50** |"
+    assert steps([one], True).startswith(f"| step of | {one.name}: ours, ms | PyTorch, ms | ratio | floor |")
+
+
+def test_a_processor_without_a_number_is_named_by_family_and_model(tmp_path):
+    from benchmarking import processor_name
+
+    file = tmp_path / "cpuinfo"
+    file.write_text("cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n")
+    assert processor_name(str(file)) == "AMD EPYC (family 25, model 17)"
+    file.write_text("cpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R) Platinum 8488C\n")
+    assert processor_name(str(file)) == "Intel(R) Xeon(R) Platinum 8488C"
+
+
+def test_growth_has_a_row_for_each_size_and_a_picture(tmp_path):
+    import bench_growth
+
+    rows = list(bench_growth.rows(quick=True, only="layers", draw=str(tmp_path / "growth.png")))
+    assert [row.case for row in rows] == ["layers 1", "layers 2", "layers 4"]
+    assert rows[2].peer > rows[1].peer > rows[0].peer and "steps/s" in rows[0].note
+    assert (tmp_path / "growth.png").stat().st_size > 10_000
