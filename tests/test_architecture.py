@@ -6,6 +6,7 @@ The order of imports is held by import-linter (setup.cfg, `make lint`).
 import ast
 import importlib
 import re
+import subprocess
 import sys
 from collections.abc import Container, Iterator
 from functools import cache
@@ -191,6 +192,13 @@ def test_public_names_stay(package):
     assert not missing
     assert set(PUBLIC[package].split()) <= set(package.__all__)
     assert importlib.import_module(package.__name__) is package
+
+
+def test_import_nn_leaves_out_what_training_does_without():
+    left_out = ("nn.analysis.gradcheck", "nn.files.onnx", "nn.optim.lbfgs", "concurrent.futures", "socket")
+    program = f"import sys, nn; print([name for name in {left_out} if name in sys.modules], nn.LBFGS.__name__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[] LBFGS\n"
 
 
 # Files of nn that say rank: of a member of a group, of what the user of a Loader starts, of an order.
