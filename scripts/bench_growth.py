@@ -2,8 +2,8 @@
 
 The network is an MLP of 784 inputs with two layers of 128, 64 samples a step, float32, one BLAS thread. A row's peer is
 the cost in proportion to the multiply-accumulates, from that network: above 1 work costs more than there. Sizes take
-turns, and medians count. With ranks (DistributedDataParallel, 64 samples each) a core's share of them is the peer's
-measure; memory is the proportional set size of a rank, which divides what processes share among them.
+turns, and medians of CPU time count. With ranks (DistributedDataParallel, 64 samples each) the step of the slowest one
+stands beside a core's share of them; memory is a rank's proportional set size, which divides what processes share.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Step:
         self.macs = batch * sum(layer.forward + layer.backward for layer in count(network))
         self.seconds: list[float] = []
 
-    def measure(self, seconds: float, total: int | None = None, steps: int = 0) -> None:
-        """Make steps for that long or this number of them, at least three, and one before that does not count."""
-        end, times = time.perf_counter() + seconds, []
-        while len(times) < 4 or (len(times) < steps if steps else time.perf_counter() < end):
-            start = time.perf_counter()
+    def measure(self, seconds: float, total: int | None = None, steps: int = 4, clock=time.process_time) -> None:
+        """Make steps for that long, at least this number of them; the first does not count."""
+        end, times = clock() + seconds, []
+        while len(times) < steps or clock() < end:
+            start = clock()
             self.trainer.step(self.x, self.y, total)
-            times.append(time.perf_counter() - start)
+            times.append(clock() - start)
         self.seconds += times[1:]
 
 
@@ -91,7 +91,7 @@ def work(task: dict) -> None:
 
     world = Communicator(MPI.COMM_WORLD)
     step = Step(LAYERS, WIDTH, BATCH, DistributedDataParallel, world)
-    step.measure(0, world.size * BATCH, task["steps"])
+    step.measure(0, world.size * BATCH, task["steps"], time.perf_counter)
     memory = [line for line in Path("/proc/self/smaps_rollup").read_text().splitlines() if line.startswith("Pss:")]
     told = world.gather((median(step.seconds), int(memory[0].split()[1]) / 1024))
     if world.rank == 0:
