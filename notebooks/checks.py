@@ -5,6 +5,7 @@
 | `style()` | one look for all pictures |
 | `call(f, ...)` | call the learner's function; what it raises becomes a sentence |
 | `several(n, f, ...)` | the same, of a function that returns n things |
+| `arrays(shapes, f, ...)` | the same, of a function that returns an array of each of these shapes |
 | `numbers(f, ...)` | the same, of a function that returns a number or an array of a given shape |
 | `change(f, ...)` | the same, of a function that changes arrays in place and returns nothing |
 | `same(got, want, name)` | numbers and arrays: where they differ, by how much, and both of them drawn |
@@ -140,7 +141,24 @@ def numbers(function, *arguments, shape: tuple[int, ...] = ()):
     NotYet
         As of `call`; or it returns anything else.
     """
-    value = call(function, *arguments)
+    return as_array(call(function, *arguments), shape, f"`{function.__name__}` returns")
+
+
+def arrays(shapes, function, *arguments) -> tuple:
+    """What the learner's function returns, as an array of each of these shapes.
+
+    Raises
+    ------
+    NotYet
+        As of `several`; or one of them is anything else.
+    """
+    values = several(len(shapes), function, *arguments)
+    names = [f"`{function.__name__}` returns, as value {i} of {len(shapes)}," for i in range(1, len(shapes) + 1)]
+    return tuple(map(as_array, values, shapes, names))
+
+
+def as_array(value, shape: tuple[int, ...], said: str) -> np.ndarray:
+    """The value as an array of this shape; raises NotYet, which begins with `said`, where it is none."""
     try:
         found = np.asarray(value, float)
     except (TypeError, ValueError):
@@ -149,7 +167,7 @@ def numbers(function, *arguments, shape: tuple[int, ...] = ()):
         wanted = f"an array of the shape {shape}" if shape else "a number"
         large = found is not None and found.size > 6
         told = f"an array of the shape {found.shape}" if large else repr(value)
-        raise NotYet(f"`{function.__name__}` returns {told}, and {wanted} is expected.")
+        raise NotYet(f"{said} {told}, and {wanted} is expected.")
     return found
 
 

@@ -27,7 +27,7 @@ def example(seed=0, length=5, features=4):
 def check_attention(attention):
     q, k, v = example()
     k, v = np.concatenate([k, k[:2] + 1]), np.concatenate([v, v[:2] - 1])  # more keys than queries
-    y, weights = (np.asarray(a, float) for a in checks.several(2, attention, q, k, v))
+    y, weights = checks.arrays([(len(q), v.shape[1]), (len(q), len(k))], attention, q, k, v)
     want_y, want = reference(q, k, v)
     checks.expect(
         weights.shape == (5, 7), f"5 queries and 7 keys have weights of shape (5, 7); yours: {weights.shape}."
@@ -50,7 +50,7 @@ def check_attention(attention):
 @checks.explain_errors
 def check_causal(attention):
     q, k, v = example(1)
-    y, weights = (np.asarray(a, float) for a in checks.several(2, attention, q, k, v))
+    y, weights = checks.arrays([(len(q), v.shape[1]), (len(q), len(k))], attention, q, k, v)
     want_y, want = reference(q, k, v, causal=True)
     checks.expect(
         np.isfinite(weights).all(), "some weights are not finite: a position that sees nothing, not even itself?"

@@ -17,7 +17,7 @@ def check_correction(momentum_step):
         g = rng.standard_normal(4)
         outside = 0.9 * outside + g
         theirs = theirs - rate * outside
-        w, v = (np.asarray(a, float) for a in checks.several(2, momentum_step, w.copy(), v.copy(), g, rate, last, 0.9))
+        w, v = checks.arrays([(4,), (4,)], momentum_step, w.copy(), v.copy(), g, rate, last, 0.9)
         said = (
             ""
             if rate == last

@@ -21,9 +21,11 @@ def check_cuts(my_cuts):
         ([1, 2, 3, 4, 5, 6, 7], 4),
         ([9, 1], 2),
     ):
-        got = list(checks.call(my_cuts, list(seconds), p))
+        got = np.ravel(checks.call(my_cuts, list(seconds), p)).tolist()
         checks.expect(
-            len(got) == p - 1 and got == sorted(set(got)) and all(0 < cut < len(seconds) for cut in got),
+            len(got) == p - 1
+            and all(isinstance(cut, int) and 0 < cut < len(seconds) for cut in got)
+            and got == sorted(set(got)),
             f"{p} stages of {len(seconds)} layers have {p - 1} cuts, different ones, between 1 and "
             f"{len(seconds) - 1}, in order; "
             f"yours: {got}.",

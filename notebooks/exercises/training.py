@@ -88,8 +88,7 @@ def check_adam(adam_step):
     m = v = m2 = v2 = np.zeros(3)
     for step in range(1, 6):
         g = rng.standard_normal(3) * [1, 100, 0.01]
-        arrays = [a.copy() for a in (w, g, m, v)]
-        moved, m, v = (np.asarray(a, float) for a in checks.several(3, adam_step, *arrays, step, 0.1))
+        moved, m, v = checks.arrays(3 * [w.shape], adam_step, w.copy(), g.copy(), m.copy(), v.copy(), step, 0.1)
         m2, v2 = 0.9 * m2 + 0.1 * g, 0.999 * v2 + 0.001 * g * g
         checks.same(m, m2, f"m after step {step}")
         checks.same(v, v2, f"v after step {step}")
@@ -112,7 +111,7 @@ def check_adam(adam_step):
 def check_decay(adamw_step, adam_step):
     w, m, v = np.array([2.0, -3.0, 0.5]), np.zeros(3), np.zeros(3)
     g = np.array([0.1, 0.2, -100.0])
-    got, m, v = (np.asarray(a, float) for a in checks.several(3, adamw_step, w.copy(), g, m, v, 1, 0.01, 0.1))
+    got, m, v = checks.arrays(3 * [w.shape], adamw_step, w.copy(), g, m, v, 1, 0.01, 0.1)
     plain = adam_step(w.copy(), g, np.zeros(3), np.zeros(3), 1, 0.01)
     checks.same(m, plain[1], "m: the decay is no part of the gradient")
     checks.same(got, plain[0] - 0.01 * 0.1 * w, "w after a step of rate 0.01 with decay 0.1")
@@ -177,10 +176,8 @@ def check_batch_norm(batch_norm):
     rng = np.random.default_rng(5)
     x = rng.standard_normal((50, 3)) * [1, 10, 0.1] + [0, 5, -2]
     mean, variance = np.zeros(3), np.ones(3)
-    y, new_mean, new_variance = (
-        np.asarray(a, float) for a in checks.several(3, batch_norm, x.copy(), mean.copy(), variance.copy(), True)
-    )
-    checks.expect(y.shape == x.shape, f"y has the shape {y.shape}, and that of x, {x.shape}, is expected.")
+    shapes = x.shape, (3,), (3,)
+    y, new_mean, new_variance = checks.arrays(shapes, batch_norm, x.copy(), mean.copy(), variance.copy(), True)
     checks.expect(
         np.allclose(y.mean(axis=0), 0, atol=1e-9) and np.allclose(y.std(axis=0), 1, atol=1e-3),
         f"each feature (column) of y must have mean 0 and deviation 1 over the batch; yours have means "
@@ -188,10 +185,8 @@ def check_batch_norm(batch_norm):
     )
     checks.same(new_mean, 0.1 * x.mean(axis=0), "the running mean after one batch")
     checks.same(new_variance, 0.9 + 0.1 * x.var(axis=0), "the running variance after one batch")
-    one, kept_mean, kept_variance = (
-        np.asarray(a, float)
-        for a in checks.several(3, batch_norm, x[:1].copy(), np.full(3, 2.0), np.full(3, 4.0), False)
-    )
+    remembered = np.full(3, 2.0), np.full(3, 4.0)
+    one, kept_mean, kept_variance = checks.arrays([(1, 3), (3,), (3,)], batch_norm, x[:1].copy(), *remembered, False)
     checks.same(one, (x[:1] - 2) / np.sqrt(4 + 1e-5), "y of one sample in evaluation: by the running mean and variance")
     checks.same((kept_mean, kept_variance), ([2] * 3, [4] * 3), "the running mean and variance after evaluation")
     checks.right("in training by the batch, in evaluation by what was remembered")
