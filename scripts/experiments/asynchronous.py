@@ -257,7 +257,8 @@ def table(rows: list[dict], level: float = 0.9) -> str:
         rate = [f"{row['images_per_second']:,.0f}" for row in pair]
         kept = f"{pair[1]['images_per_second'] / pair[0]['images_per_second']:.0%}" if len(pair) > 1 else ""
         score = [f"{row['accuracy'][-1]:.1%}" for row in pair]
-        times = [f"{until(row, level):.1f}" for row in pair]
+        reached = (until(row, level) for row in pair)
+        times = [f"{seconds:.1f}" if seconds < float("inf") else "" for seconds in reached]
         late = f"{pair[-1]['staleness']:.1f}" if pair[-1].get("staleness") is not None else ""
         both = lambda cells: " | ".join([*cells, ""][:2])
         lines.append(f"| {way} | {both(rate)} | {kept} | {both(score)} | {both(times)} | {late} |")

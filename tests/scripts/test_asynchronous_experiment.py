@@ -40,10 +40,12 @@ def test_the_table_says_what_is_kept(asynchronous):
         row("one process", False, 500.0, [0.1, 0.92, 0.8, 0.95]),
         row("ps, async", False, 1000.0, [0.1, 0.91, 0.92, 0.95], 1.0),
         row("ps, async", True, 660.0, [0.1, 0.5, 0.8, 0.9], 2.25),
+        row("EASGD", False, 900.0, [0.1, 0.2, 0.3, 0.4]),
     ]
     lines = asynchronous.table(rows).splitlines()
     assert lines[2] == "| one process | 500 |  |  | 95.0% |  | 3.0 |  |  |"
     assert lines[3] == "| ps, async | 1,000 | 660 | 66% | 95.0% | 90.0% | 1.0 | 3.0 | 2.2 |"
+    assert lines[4] == "| EASGD | 900 |  |  | 40.0% |  |  |  |  |"
 
 
 def test_every_way_has_a_panel_among_those_that_wait_or_not(asynchronous):
