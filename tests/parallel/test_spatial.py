@@ -140,7 +140,7 @@ def test_rows_on_their_way_while_others_are_computed(comm, ranks, monkeypatch, l
     monkeypatch.setattr(rows, "HIDES", least)
     found = set()
     for way in "forward", "backward":
-        name = f"_{way}_in_parts"
+        name = f"{way}_in_parts"
         monkeypatch.setattr(rows.WindowRows, name, noted(found, way, getattr(rows.WindowRows, name)))
     for make in convolutions, residual:
         one, losses = one_process(make)

@@ -157,7 +157,7 @@ class WindowRows(Wrapper):
         if isinstance(self.layer, Conv2d):
             hides, saved = self._hides(saved[0]), self._needed(*saved, ctx)
             if hides and ctx.needs_input_grad:
-                return self._backward_in_parts(p, gy, saved, ctx)
+                return self.backward_in_parts(p, gy, saved, ctx)
         gx, gradients = self.rows.backward(p, gy, saved, ctx)
         if gx is None or not ctx.needs_input_grad:
             return None, gradients
@@ -195,7 +195,7 @@ class WindowRows(Wrapper):
             y[:, part.out[0] - start : part.out[1] - start] = piece
         return y, (x, theirs)
 
-    def _backward_in_parts(self, p, gy, x, ctx):
+    def backward_in_parts(self, p, gy, x, ctx):
         """The gradients of other ranks' rows, from the borders; while they are on their way, all."""
         borders, made = [], []
         for part, layer in self.borders:
