@@ -145,7 +145,7 @@ def my_order(hosts):
 
 
 # %%
-order = checks.call(my_order, given)
+order = np.ravel(checks.call(my_order, given)).tolist()
 checks.expect(sorted(order) == sorted(given), "each of the given hosts has one rank, and no other host has any")
 mine = tree.place_ranks(order)
 priced = price(ring, 16, count, 4, mine, trace=True)

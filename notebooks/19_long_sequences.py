@@ -88,8 +88,9 @@ def my_merge(one, two):
 scores, values = 30 * rng.standard_normal((4, 10)), rng.standard_normal((10, 3))
 weights = np.exp(scores - scores.max(axis=1, keepdims=True))
 want = (weights @ values) / weights.sum(axis=1, keepdims=True)
-top, total, sums = checks.call(my_merge, piece_of(scores[:, :6], values[:6]), piece_of(scores[:, 6:], values[6:]))
-checks.same(sums / np.asarray(total)[:, None], want, "attention of four queries to ten keys, in pieces of six and four")
+pieces = piece_of(scores[:, :6], values[:6]), piece_of(scores[:, 6:], values[6:])
+top, total, sums = checks.arrays([(4,), (4,), (4, 3)], my_merge, *pieces)
+checks.same(sums / total[:, None], want, "attention of four queries to ten keys, in pieces of six and four")
 checks.right("and the scores of one piece only were ever in memory")
 
 # %% [markdown]
@@ -188,7 +189,7 @@ def my_chunks(rank, size):
 
 
 # %%
-chosen = [tuple(checks.call(my_chunks, rank, ranks)) for rank in range(ranks)]
+chosen = [tuple(map(int, checks.arrays([(), ()], my_chunks, rank, ranks))) for rank in range(ranks)]
 checks.expect(sorted(c for two in chosen for c in two) == list(range(2 * ranks)), "each chunk belongs to one rank")
 chunk = length // (2 * ranks)
 mine = [[t for c in two for t in range(c * chunk, (c + 1) * chunk)] for two in chosen]
