@@ -22,7 +22,8 @@ from nn.initializers import ones, zeros
 from nn.registry import register
 
 BLOCK = 1 << 17  # elements worked on at a time
-WIDTH = 512  # elements of an inner loop, about
+WIDTH = 512  # elements of an inner loop, about: of sums over rows
+LONG = 8192  # of multiplications by a row
 MOSTLY = 0.9  # part of the squares that may be the mean's: then a digit of the variance is lost
 
 
@@ -78,7 +79,7 @@ class BatchNorm(Layer):
 
     def forward(self, p, x, ctx):
         features = len(p.gamma)
-        rows = _wide(x, features)
+        rows = _wide(x, features, WIDTH)
         count, mean, var = None, ctx.buffers.mean.astype(np.float64), ctx.buffers.var.astype(np.float64)
         if ctx.training and (len(x) or self.synchronized):
             count, mean, var = self._moments(rows, x.size // features, features, ctx) or (count, mean, var)
@@ -87,12 +88,12 @@ class BatchNorm(Layer):
         scale = 1 / np.sqrt(var + self.eps)
         y = ctx.empty(x.shape, x.dtype)
         slope = p.gamma * scale
-        self._apply(rows, slope, p.beta - slope * mean, y.reshape(rows.shape), ctx)
+        self._apply(_wide(x, features, LONG), slope, p.beta - slope * mean, y, ctx)
         return y, (x, count, mean, scale)
 
     def backward(self, p, gy, saved, ctx):
         x, count, mean, scale = saved
-        rows, upstream = _wide(x, len(p.gamma)), _wide(gy, len(p.gamma))
+        rows, upstream = _wide(x, len(p.gamma), WIDTH), _wide(gy, len(p.gamma), WIDTH)
         partial = _partial_sums(rows, ctx)
         for i, block in enumerate(_blocks(rows)):
             _add_up(upstream[block], rows[block], partial[:, i], ctx)
@@ -106,15 +107,16 @@ class BatchNorm(Layer):
             return None, gradients
         slope = p.gamma * scale
         gx = ctx.reuse_grad(gy) if gy.flags.c_contiguous else ctx.empty(gy.shape, gy.dtype)
-        target = gx.reshape(rows.shape)
+        rows, upstream = _wide(x, len(p.gamma), LONG), _wide(gy, len(p.gamma), LONG)
         if count is None:  # statistics were given, not computed
-            self._apply(upstream, slope, 0 * slope, target, ctx)
+            self._apply(upstream, slope, 0 * slope, gx, ctx)
             return gx, gradients
         # gx = slope gy + along x + constant, where the last two are -slope (mean(gy) + xhat mean(gy xhat))
         along = -slope * scale * sums[1] / count
         constant = -slope * sums[0] / count - along * mean
         slope = _repeat("slope", slope, rows, ctx)
         along, constant = _repeat("along", along, rows, ctx), _repeat("constant", constant, rows, ctx)
+        target = gx.reshape(rows.shape)
         for block in _blocks(rows):
             shift = np.multiply(rows[block], along, out=ctx.workspace("block", rows[block].shape, x.dtype))
             shift += constant
@@ -173,6 +175,7 @@ class BatchNorm(Layer):
     def _apply(self, rows, scale, shift, out, ctx):
         """out = scale rows + shift."""
         scale, shift = _repeat("slope", scale, rows, ctx), _repeat("constant", shift, rows, ctx)
+        out = out.reshape(rows.shape)
         for block in _blocks(rows):
             piece = np.multiply(rows[block], scale, out=out[block])
             piece += shift
@@ -208,10 +211,10 @@ class BatchNorm2d(BatchNorm):
     expects = "images (height, width, channels)"
 
 
-def _wide(x, features: int) -> np.ndarray:
+def _wide(x, features: int, width: int) -> np.ndarray:
     """x as rows that hold several positions' channels each: long inner loops."""
     x = np.ascontiguousarray(x)
-    return x.reshape(-1, features * _positions(x.size // features, features, WIDTH))
+    return x.reshape(-1, features * _positions(x.size // features, features, width))
 
 
 @cache

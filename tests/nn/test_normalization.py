@@ -158,6 +158,7 @@ def test_blocks_change_nothing(monkeypatch):
     whole = one_pass(BatchNorm2d(5), x)
     monkeypatch.setattr(batch_normalization, "BLOCK", 30)
     monkeypatch.setattr(batch_normalization, "WIDTH", 10)
+    monkeypatch.setattr(batch_normalization, "LONG", 15)
     blocks = one_pass(BatchNorm2d(5), x)
     np.testing.assert_allclose(blocks.y, whole.y, rtol=1e-11, atol=1e-12)
     np.testing.assert_allclose(blocks.gx, whole.gx, rtol=1e-11, atol=1e-12)
