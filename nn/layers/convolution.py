@@ -52,6 +52,11 @@ class Geometry:
     def out(self) -> tuple[int, int]:
         return tuple((n - r) // s + 1 for n, r, s in zip(self.padded, self.reach, self.stride, strict=True))
 
+    @cached_property
+    def axes(self) -> tuple[tuple[int, int, int, int], ...]:
+        """Size, outputs, padding before and taps of each axis."""
+        return tuple(zip(self.size, self.out, (first for first, _ in self.padding), self.kernel, strict=True))
+
     def adjoint(self) -> Geometry | None:
         """Return the convolution that takes gy to gx with the flipped kernel; None where it is not of this form."""
         padding = tuple((r - 1 - a, r - 1 - b) for r, (a, b) in zip(self.reach, self.padding, strict=True))

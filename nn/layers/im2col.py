@@ -35,7 +35,7 @@ def forward(x, weight, bias, y, geometry, pool) -> None:
         piece = y[images, rows]
         np.matmul(columns, matrices, out=_split(piece, columns))
         if bias is not None:
-            piece += bias
+            add_bias(piece, bias, pool)
 
 
 def backward(x, gy, weight, gx, geometry, pool, needs_gx: bool, weight_gradient: bool = True):
@@ -236,6 +236,14 @@ def _padded(x, geometry, pool) -> np.ndarray:
     padded[:, top : top + h, left + w :] = 0
     padded[:, top : top + h, left : left + w] = x
     return padded
+
+
+def add_bias(y, bias, pool) -> None:
+    """Add a bias to each channel of images y, a row at a time: long inner loops."""
+    rows = y.reshape(*y.shape[:2], -1)
+    repeated = pool.workspace("bias", y.shape[2:], bias.dtype)
+    repeated[...] = bias
+    rows += repeated.reshape(-1)
 
 
 def strided(array, shape, strides, offset: int = 0) -> np.ndarray:

@@ -5,9 +5,10 @@ A tile of m x m outputs is a product of polynomials, settled by m + r - 1 points
     Y = A^T [ (G w G^T) * (B^T x B) ] A          * is elementwise, and summed over input channels
 
 so m x m outputs of a 3 x 3 kernel (m = 4) cost 36 multiplications a channel instead of 144, those of a 5 x 5 kernel
-(m = 2) 36 instead of 100. Over channels the elementwise products are 36 matrix products, and the transforms, written as
-A (x) A, B (x) B and G (x) G on flattened tiles, are matrix products as well. Every step is linear in x and in w, so
-backward is the same chain transposed.
+(m = 2) 36 instead of 100. Over channels the elementwise products are 36 matrix products. The transforms are products as
+well, of small matrices with views of the data: down the columns with whole rows of the image, as these are contiguous,
+then along the rows with the channels of a tile. So nothing is gathered into tiles or scattered from them. The kernel,
+which is small, is transformed on both axes at once, by G (x) G.
 
 The points are 0, +-2/3, +-3/2 and infinity. In float32 the rounding error of y and gx is about three times that of the
 direct sum, of gW up to six times (root mean square, some 1e-6 of the values' standard deviation); the usual points 0,
@@ -25,7 +26,7 @@ from functools import cache
 import numpy as np
 
 from nn.core.gradients import Product
-from nn.layers.im2col import strided
+from nn.layers.im2col import add_bias, strided
 
 POINTS = (0.0, 2 / 3, -2 / 3, 3 / 2, -3 / 2)  # and infinity
 SIDE = len(POINTS) + 1  # of the tiles that are transformed
@@ -38,75 +39,93 @@ BATCH = 16  # images that share a transformed kernel, for what it costs
 def cost(geometry, channels: int, out_channels: int) -> float:
     """Multiplications for an image, infinity where this form cannot be used.
 
-    Those of the transforms count 1.8 times: their matrices are small, and data goes to and from tiles.
+    Those of the transforms count 1.3 times, as their matrices are small, and all of it 1.05 times: where OpenBLAS has
+    no kernels for small matrices (before AVX-512), a close choice would be the slower one.
     """
     kh, kw = geometry.kernel
-    if not (geometry.stride == geometry.dilation == (1, 1) and geometry.groups == 1):
+    if geometry.adjoint() is None or geometry.dilation != (1, 1) or geometry.groups > 1:
         return math.inf
     if not (3 <= kh < SIDE and 3 <= kw < SIDE):
         return math.inf
     outputs, both = step(kh) * step(kw), channels * out_channels
-    tiles = math.prod(_tiles(geometry)) * (both + 1.8 * (SLOTS * channels + outputs * out_channels))
-    return SLOTS * (tiles + 2 * kh * kw * both / BATCH)
+    tiles = math.prod(_tiles(geometry)) * (both + 1.3 * (SLOTS * channels + outputs * out_channels))
+    return 1.05 * SLOTS * (tiles + 2 * kh * kw * both / BATCH)
 
 
 def forward(x, weight, bias, y, geometry, pool) -> None:
     """Write the convolution of x with weight, plus bias if there is one, to y."""
-    to_outputs, _, _ = _transforms(geometry.kernel, x.dtype)
-    mh, mw = map(step, geometry.kernel)
-    transformed = _transform_weight(weight, pool)
-    for images, rows in _pieces(len(x), geometry, weight.shape[2]):
-        tiles = _transform_input(x, images, rows, geometry, pool)
-        products = pool.workspace("winograd products", (SLOTS, tiles.shape[1], y.shape[3]), x.dtype)
-        np.matmul(tiles, transformed, out=products)
-        piece = y[images, rows.start * mh : rows.stop * mh]
-        shape = (mh, mw, len(piece), *_piece_tiles(rows, geometry), y.shape[3])
-        outputs = pool.workspace("winograd outputs", shape, x.dtype)
-        np.matmul(to_outputs.T, products.reshape(SLOTS, -1), out=outputs.reshape(mh * mw, -1))
-        for slots, image in _pair(outputs, piece):
-            if bias is None:
-                image[...] = slots
-            else:
-                np.add(slots, bias, out=image)
+    kernels = _transform_weight(weight, _kernel_transform(geometry.kernel, x.dtype), pool)
+    for images, rows in _pieces(len(x), geometry, x.shape[3]):
+        tiles = _transform_input(x[images], rows, geometry, pool)
+        _convolve(tiles, kernels, y[images], rows, geometry, pool)
+        if bias is not None:
+            m = step(geometry.kernel[0])
+            add_bias(y[images, rows.start * m : rows.stop * m], bias, pool)
 
 
 def backward(x, gy, weight, gx, geometry, pool, needs_gx: bool, weight_gradient: bool = True) -> Product | None:
     """Write dLoss/dx to gx, unless that is None, and return the gradient of the weight where it is asked for.
 
-    That needs no weight.
+    That needs no weight. gx is the convolution of gy with the flipped kernel. As gy is transformed for it, roles are
+    exchanged for the kernel's gradient: x is taken for the gradient of an output, and it comes flipped. Where the image
+    is much larger than the output, gx takes fewer tiles by the transposed chain.
     """
-    _, to_points, to_kernel = _transforms(geometry.kernel, x.dtype)
+    to_kernel, exchanged = _kernel_transform(geometry.kernel, gy.dtype), not larger(geometry)
+    if exchanged:
+        geometry, to_kernel = geometry.adjoint(), to_kernel[:, ::-1]
     channels, out_channels = x.shape[3], gy.shape[3]
+    kernels = None if gx is None else _transform_weight(weight, to_kernel, pool).transpose(0, 2, 1)
     total = pool.workspace("winograd weight gradient", (SLOTS, channels, out_channels), gy.dtype)
-    transformed = None if gx is None else _transform_weight(weight, pool)
-    first = True
+    product = total  # of the first tiles; the others' are added
     for images, rows in _pieces(len(x), geometry, channels):
-        products = _spread_outputs(gy, images, rows, geometry, pool)
+        if exchanged:
+            gy_tiles = _transform_input(gy[images], rows, geometry, pool)
+            if gx is not None:
+                _convolve(gy_tiles, kernels, gx[images], rows, geometry, pool)
+        else:
+            gy_tiles = _spread(gy[images], rows, geometry, pool)
+            if gx is not None:
+                _scatter(gy_tiles, kernels, gx[images], geometry, pool)
         if weight_gradient:
-            tiles = _transform_input(x, images, rows, geometry, pool)
-            product = total if first else pool.workspace("product", total.shape, gy.dtype)
-            np.matmul(tiles.transpose(0, 2, 1), products, out=product)
-            if not first:
+            x_tiles = (_spread if exchanged else _transform_input)(x[images], rows, geometry, pool)
+            np.matmul(x_tiles.transpose(0, 2, 1), gy_tiles, out=product)
+            if product is not total:
                 total += product
-        first = False
-        if gx is not None:
-            tiles = pool.workspace("winograd tiles", (SLOTS, products.shape[1], channels), gy.dtype)
-            np.matmul(products, transformed.transpose(0, 2, 1), out=tiles)
-            slots = pool.workspace("winograd slots", tiles.shape, gy.dtype)
-            np.matmul(to_points, tiles.reshape(SLOTS, -1), out=slots.reshape(SLOTS, -1))
-            _fold(slots, gx, images, rows, geometry, pool)
-    if not weight_gradient:
-        return None
-    if first:
+            product = pool.workspace("product", total.shape, gy.dtype)
+    if not len(x):
         total[...] = 0
-    return Product(to_kernel.T, total.reshape(SLOTS, -1))
+    return Product(to_kernel.T, total.reshape(SLOTS, -1)) if weight_gradient else None
 
 
 @cache
-def _transforms(kernel: tuple[int, int], dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The matrices A, B and G for both axes at once: (slots, outputs), (slots, slots), (slots, kernel)."""
-    vertical, horizontal = (cook_toom(SIDE + 1 - k, k) for k in kernel)
-    return tuple(np.kron(v, h).astype(dtype) for v, h in zip(vertical, horizontal, strict=True))
+def _kernel_transform(kernel: tuple[int, int], dtype) -> np.ndarray:
+    """G (x) G: (slots, taps)."""
+    vertical, horizontal = (cook_toom(step(k), k)[2] for k in kernel)
+    return np.kron(vertical, horizontal).astype(dtype)
+
+
+@cache
+def axis_transforms(size: int, outputs: int, padding: int, taps: int, tiles: range, dtype) -> tuple[list, list]:
+    """Return the transforms of image rows to slots, and of slots to output rows: lists of (tiles, first row, matrix).
+
+    Tiles, counted from the first of `tiles`, that see equally many rows are one item: the first starts at that row,
+    each of the others m rows further. The matrix has no columns for padding, nor rows for outputs that do not exist.
+    """
+    m = step(taps)
+    a, b, _ = cook_toom(m, taps)
+    to_slots, to_outputs = {}, {}
+    for tile in tiles:
+        start = tile * m - padding
+        to_slots.setdefault((max(0, -start), min(SIDE, size - start)), []).append(tile)
+        to_outputs.setdefault(min(m, outputs - tile * m), []).append(tile)
+    span = lambda part: slice(part[0] - tiles.start, part[-1] + 1 - tiles.start)
+    return (
+        [
+            (span(part), part[0] * m - padding + above, b.T[:, above:below].astype(dtype))
+            for (above, below), part in to_slots.items()
+        ],
+        [(span(part), part[0] * m, a.T[:rows].astype(dtype)) for rows, part in to_outputs.items()],
+    )
 
 
 def cook_toom(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -129,6 +148,17 @@ def cook_toom(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
     return a, b, g
 
 
+@cache
+def cook_toom_of(taps: int, dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A, B and G for a kernel of that many taps, in the dtype of products."""
+    return tuple(matrix.astype(dtype) for matrix in cook_toom(step(taps), taps))
+
+
+def larger(geometry) -> bool:
+    """Return whether the image has so many more pixels than the output that roles are not exchanged for the kernel."""
+    return 2 * math.prod(geometry.size) > 3 * math.prod(geometry.out)
+
+
 def step(taps: int) -> int:
     """Outputs a side of one tile, for a kernel of that many taps."""
     return SIDE + 1 - taps
@@ -140,107 +170,122 @@ def _tiles(geometry) -> tuple[int, int]:
 
 
 def _pieces(n: int, geometry, channels: int):
-    """Yield (slice of images, slice of tile rows): whole images, or even fractions of one; about MIN_TILES tiles."""
+    """Yield (slice of images, range of tile rows): whole images, or even fractions of one; about MIN_TILES tiles."""
     th, tw = _tiles(geometry)
     tiles = max(MIN_TILES, VALUES // channels)
-    rows = -(-th // -(-th * tw // tiles))
+    rows = th if larger(geometry) else -(-th // -(-th * tw // tiles))
     images = max(1, tiles // (th * tw)) if rows == th else 1
     for a in range(0, n, images):
         for r in range(0, th, rows):
-            yield slice(a, min(n, a + images)), slice(r, min(th, r + rows))
+            yield slice(a, min(n, a + images)), range(r, min(th, r + rows))
 
 
-def _pair(outputs, piece):
-    """Yield (part of the tiles (m, m, n, rows, columns, c), the part of the image it covers, as a view alike).
-
-    One pair where tiles fit the image, up to four where those on the bottom and right stick out.
-    """
-    mh, mw, n = outputs.shape[:3]
-    _, h, w, c = piece.shape
-    for y, rows, high in ((0, h // mh, mh), (h // mh, 1, h % mh)):
-        for x, columns, wide in ((0, w // mw, mw), (w // mw, 1, w % mw)):
-            image = piece[:, y * mh : y * mh + rows * high, x * mw : x * mw + columns * wide]
-            if image.size:
-                image = image.reshape(n, rows, high, columns, wide, c).transpose(2, 4, 0, 1, 3, 5)
-                yield outputs[:high, :wide, :, y : y + rows, x : x + columns], image
-
-
-def _piece_tiles(rows: slice, geometry) -> tuple[int, int]:
-    return rows.stop - rows.start, _tiles(geometry)[1]
-
-
-def _transform_weight(weight, pool) -> np.ndarray:
+def _transform_weight(weight, matrix, pool) -> np.ndarray:
     """G w G^T: (kh, kw, c, o) to (slots, c, o)."""
     kh, kw, c, o = weight.shape
     transformed = pool.workspace("winograd weights", (SLOTS, c, o), weight.dtype)
-    matrix = _transforms((kh, kw), weight.dtype)[2]
     np.matmul(matrix, weight.reshape(kh * kw, c * o), out=transformed.reshape(SLOTS, -1))
     return transformed
 
 
-def _transform_input(x, images, rows, geometry, pool) -> np.ndarray:
-    """B^T x B for every tile of a piece: (slots, tiles, channels)."""
-    part = x[images]
-    n, h, w, c = part.shape
-    mh, mw = map(step, geometry.kernel)
-    th, tw = _piece_tiles(rows, geometry)
-    (top, _), (left, _) = geometry.padding
-
-    padded = pool.workspace("padded", (n, (th - 1) * mh + SIDE, (tw - 1) * mw + SIDE, c), x.dtype)
-    start = rows.start * mh - top  # the image's row that comes first in `padded`
-    a, b = max(0, -start), max(0, min(padded.shape[1], h - start))
-    d = min(padded.shape[2], left + w)
-    padded[:, :a] = 0
-    padded[:, b:] = 0
-    padded[:, a:b, :left] = 0
-    padded[:, a:b, d:] = 0
-    padded[:, a:b, left:d] = part[:, start + a : start + b, : d - left]
-
-    sn, sy, sx, sc = padded.strides
-    windows = strided(padded, (SIDE, SIDE, n, th, tw, c), (sy, sx, sn, mh * sy, mw * sx, sc))
-    slots = pool.workspace("winograd slots", windows.shape, x.dtype)
-    np.copyto(slots, windows)
-    tiles = pool.workspace("winograd tiles", (SLOTS, n * th * tw, c), x.dtype)
-    matrix = _transforms(geometry.kernel, x.dtype)[1]
-    np.matmul(matrix.T, slots.reshape(SLOTS, -1), out=tiles.reshape(SLOTS, -1))
-    return tiles
+def _transform_input(x, rows, geometry, pool) -> np.ndarray:
+    """B^T x B for every tile of these rows: (slots, tiles, channels)."""
+    (n, _, _, c), m = x.shape, step(geometry.kernel[1])
+    th, tw = len(rows), _tiles(geometry)[1]
+    half = pool.workspace("winograd rows", (SIDE, n, th, (tw - 1) * m + SIDE, c), x.dtype)
+    rows_to_slots(x, half, geometry, rows)
+    sv, sn, sy, sx, sc = half.strides
+    windows = strided(half, (SIDE, n, th, tw, SIDE, c), (sv, sn, sy, m * sx, sx, sc))
+    tiles = pool.workspace("winograd tiles", (SIDE, SIDE, n, th, tw, c), x.dtype)
+    np.matmul(cook_toom_of(geometry.kernel[1], x.dtype)[1].T, windows, out=_slots_last(tiles))
+    return tiles.reshape(SLOTS, -1, c)
 
 
-def _spread_outputs(gy, images, rows, geometry, pool) -> np.ndarray:
-    """A gy A^T for every tile of a piece: (slots, tiles, out channels)."""
-    mh, mw = map(step, geometry.kernel)
-    th, tw = _piece_tiles(rows, geometry)
-    piece = gy[images, rows.start * mh : rows.stop * mh]
-    outputs = pool.workspace("winograd outputs", (mh, mw, len(piece), th, tw, gy.shape[3]), gy.dtype)
-    if piece.shape[1] % mh or piece.shape[2] % mw:
-        outputs[...] = 0
-    for slots, image in _pair(outputs, piece):
-        slots[...] = image
-    products = pool.workspace("winograd products", (SLOTS, len(piece) * th * tw, gy.shape[3]), gy.dtype)
-    matrix = _transforms(geometry.kernel, gy.dtype)[0]
-    np.matmul(matrix, outputs.reshape(mh * mw, -1), out=products.reshape(SLOTS, -1))
-    return products
+def _convolve(tiles, kernels, y, rows, geometry, pool) -> None:
+    """Products of every slot with its kernel, and A^T of them A: into y, the outputs of these rows."""
+    (n, _, _, o), m = y.shape, step(geometry.kernel[1])
+    th, tw = len(rows), _tiles(geometry)[1]
+    products = pool.workspace("winograd products", (SIDE, SIDE, n, th, tw, o), y.dtype)
+    np.matmul(tiles, kernels, out=products.reshape(SLOTS, -1, o))
+    half = pool.workspace("winograd rows", (SIDE, n, th, tw * m, o), y.dtype)
+    matrix = cook_toom_of(geometry.kernel[1], y.dtype)[0].T
+    np.matmul(matrix, _slots_last(products), out=half.reshape(SIDE, n, th, tw, m, o))
+    slots_to_rows(half, y, geometry, rows)
 
 
-def _fold(slots, gx, images, rows, geometry, pool) -> None:
-    """Add overlapping input tiles where they came from, cell by cell of m x m; gx when the images' last rows are in."""
-    n, h, w, c = gx[images].shape
-    mh, mw = map(step, geometry.kernel)
-    th, tw = _piece_tiles(rows, geometry)
-    over_h, over_w = -(-SIDE // mh), -(-SIDE // mw)  # cells that a tile touches
-    all_rows = _tiles(geometry)[0]
-    shape = (n, all_rows + over_h - 1, mh, tw + over_w - 1, mw, c)
-    total = pool.workspace("winograd fold", shape, gx.dtype)
-    if rows.start == 0:
-        total[...] = 0
-    tiles = slots.reshape(SIDE, SIDE, n, th, tw, c)
-    for i in range(over_h):
-        for j in range(over_w):
-            block = tiles[i * mh : (i + 1) * mh, j * mw : (j + 1) * mw]
-            target = total[:, rows.start + i :, : len(block), j:, : block.shape[1]]
-            piece = target[:, :th, :, :tw]
-            piece += block.transpose(2, 3, 0, 4, 1, 5)
-    if rows.stop == all_rows:
-        (top, _), (left, _) = geometry.padding
-        whole = total.reshape(n, shape[1] * mh, shape[3] * mw, c)
-        gx[images] = whole[:, top : top + h, left : left + w]
+def _spread(gy, rows, geometry, pool) -> np.ndarray:
+    """A gy A^T for every tile of these rows: (slots, tiles, channels)."""
+    (n, _, _, o), m = gy.shape, step(geometry.kernel[1])
+    th, tw = len(rows), _tiles(geometry)[1]
+    half = pool.workspace("winograd rows", (SIDE, n, th, tw * m, o), gy.dtype)
+    spread_rows(gy, half, geometry, rows)
+    products = pool.workspace("winograd products", (SIDE, SIDE, n, th, tw, o), gy.dtype)
+    matrix = cook_toom_of(geometry.kernel[1], gy.dtype)[0]
+    np.matmul(matrix, half.reshape(SIDE, n, th, tw, m, o), out=_slots_last(products))
+    return products.reshape(SLOTS, -1, o)
+
+
+def _scatter(gy_tiles, kernels, gx, geometry, pool) -> None:
+    """Products of every slot with its kernel, and B of them B^T, overlapping tiles added: into gx, whole images."""
+    (n, h, w, c), (th, tw) = gx.shape, _tiles(geometry)
+    tiles = pool.workspace("winograd tiles", (SIDE, n * th * tw, SIDE, c), gx.dtype)
+    by_slot = gy_tiles.reshape(SIDE, SIDE, *gy_tiles.shape[1:])
+    np.matmul(by_slot, kernels.reshape(SIDE, SIDE, *kernels.shape[1:]), out=tiles.swapaxes(1, 2))
+    vertical, horizontal = (_scattering(*axis, gx.dtype) for axis in geometry.axes)
+    half = pool.workspace("winograd rows", (n, SIDE, th, w, c), gx.dtype)
+    columns = tiles.reshape(SIDE, n, th, tw * SIDE, c)
+    np.matmul(horizontal.reshape(w, -1), columns, out=half.swapaxes(0, 1))
+    matrix = vertical.swapaxes(1, 2).reshape(h, -1)
+    np.matmul(matrix, half.reshape(n, SIDE * th, w * c), out=gx.reshape(n, h, w * c))
+
+
+@cache
+def _scattering(size: int, outputs: int, padding: int, taps: int, dtype) -> np.ndarray:
+    """Return B of every tile, where the tile is in the image: (size, tiles, slots)."""
+    m, tiles = step(taps), -(-outputs // step(taps))
+    whole = np.zeros(((tiles - 1) * m + SIDE, tiles, SIDE), dtype)
+    for tile in range(tiles):
+        whole[tile * m : tile * m + SIDE, tile] = cook_toom(m, taps)[1]
+    return whole[padding : padding + size]
+
+
+def _slots_last(tiles) -> np.ndarray:
+    """Tiles (SIDE, SIDE, n, rows, columns, channels) as a matrix (SIDE, channels) for each slot of their columns."""
+    return tiles.transpose(0, 2, 3, 4, 1, 5)
+
+
+# ----------------------------------------------------------------------- one axis, also for winograd_rows
+
+
+def rows_to_slots(x, slots, geometry, tiles: range) -> None:
+    """Write B^T x down the columns, for rows of tiles, and zeros beside it, to slots (SIDE, n, tiles, columns, c)."""
+    w, c, left = *x.shape[2:], geometry.padding[1][0]
+    slots[:, :, :, :left] = 0
+    slots[:, :, :, left + w :] = 0
+    target = slots.reshape(*slots.shape[:3], -1)[..., left * c : (left + w) * c].transpose(1, 2, 0, 3)
+    for part, first, matrix in axis_transforms(*geometry.axes[0], tiles, x.dtype)[0]:
+        np.matmul(matrix, _windows(x, part, first, matrix.shape[1], geometry), out=target[:, part])
+
+
+def slots_to_rows(slots, y, geometry, tiles: range) -> None:
+    """Write A^T of slots (SIDE, n, tiles, columns, o), of which the first count, to the rows of y."""
+    source = slots.reshape(*slots.shape[:3], -1)[..., : y.shape[2] * y.shape[3]].transpose(1, 2, 0, 3)
+    for part, first, matrix in axis_transforms(*geometry.axes[0], tiles, y.dtype)[1]:
+        np.matmul(matrix, source[:, part], out=_windows(y, part, first, len(matrix), geometry))
+
+
+def spread_rows(gy, slots, geometry, tiles: range) -> None:
+    """Write A gy down the columns, for rows of tiles, and zeros beside it, to slots (SIDE, n, tiles, columns, o)."""
+    used = gy.shape[2] * gy.shape[3]
+    slots = slots.reshape(*slots.shape[:3], -1)
+    slots[..., used:] = 0
+    target = slots[..., :used].transpose(1, 2, 0, 3)
+    for part, first, matrix in axis_transforms(*geometry.axes[0], tiles, gy.dtype)[1]:
+        np.matmul(matrix.T, _windows(gy, part, first, len(matrix), geometry), out=target[:, part])
+
+
+def _windows(image, tiles: slice, first: int, rows: int, geometry) -> np.ndarray:
+    """The rows of each tile, (n, tiles, rows, values of a row): a view in which tiles may overlap."""
+    sn, sy, _, item = image.strides
+    shape = len(image), tiles.stop - tiles.start, rows, sy // item
+    return strided(image, shape, (sn, step(geometry.kernel[0]) * sy, sy, item), first * sy)

@@ -4,13 +4,12 @@ Tiles of m rows of outputs are settled by m + r - 1 = 6 points a column, for a k
 
     Y = A^T [ (G w) * (B^T x) ]              * is a convolution along rows, summed over input channels
 
-so a 3 x 3 kernel costs 18 multiplications a channel for four outputs instead of 36. Both axes would save more, but here
-nothing is gathered and scattered: rows of channels-last images are contiguous, so the transforms are products of small
-matrices with whole rows, and what is under the kernel is a piece of a transformed row. The pieces of outputs that are
-`spacing` columns from each other are a matrix, a view. Where channels are many, these are the outputs of one column of
-all tiles; where they are few, and the kernel has k columns, every k-th, whose pieces lie one behind the other and fill
-the rows. That is faster than both axes up to some 50 channels, on small images 64. The rounding error in float32 is at
-most twice that of the direct sum.
+so a 3 x 3 kernel costs 18 multiplications a channel for four outputs instead of 36. Both axes save more, but here the
+transforms are products of small matrices with whole rows, which are contiguous in channels-last images, and what is
+under the kernel is a piece of a transformed row. The pieces of outputs that are `spacing` columns from each other are a
+matrix, a view. Where channels are many, these are the outputs of one column of all tiles; where they are few, and the
+kernel has k columns, every k-th, whose pieces lie one behind the other and fill the rows. That is faster than both axes
+up to some 32 channels. The rounding error in float32 is at most twice that of the direct sum.
 
 Backward: gx is a convolution of gy with the flipped kernel, and the kernel's gradient has the same slots of gy as one
 of its factors.
@@ -21,12 +20,11 @@ Sources: those of nn/layers/winograd.py; Cho and Brand 2017 (views as patches).
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import numpy as np
 
-from nn.layers.im2col import flip, strided
-from nn.layers.winograd import BATCH, SIDE, cook_toom, step
+from nn.layers.im2col import add_bias, flip, strided
+from nn.layers.winograd import BATCH, SIDE, cook_toom_of, larger, rows_to_slots, slots_to_rows, spread_rows, step
 
 SMALL = 1_000_000  # multiplications of a product, at most: so OpenBLAS needs no copies of its factors
 LIMIT = 1 << 20  # values of one transformed image
@@ -42,7 +40,7 @@ def cost(geometry, channels: int, out_channels: int) -> float:
     if geometry.dilation != (1, 1) or geometry.groups > 1 or adjoint is None or not 3 <= kh < SIDE:
         return math.inf
     own = _multiplications(geometry, channels, out_channels)
-    return (2 * own + _multiplications(adjoint, out_channels, channels)) / 3 if _larger(geometry) else own
+    return (2 * own + _multiplications(adjoint, out_channels, channels)) / 3 if larger(geometry) else own
 
 
 def _multiplications(geometry, channels: int, out_channels: int) -> float:
@@ -56,11 +54,6 @@ def _multiplications(geometry, channels: int, out_channels: int) -> float:
     return 1.15 * (images + 2 * SIDE * math.prod(geometry.kernel) * both / BATCH)
 
 
-def _larger(geometry) -> bool:
-    """Return whether the image has so many more pixels than the output that roles are not exchanged for the kernel."""
-    return 2 * math.prod(geometry.size) > 3 * math.prod(geometry.out)
-
-
 def forward(x, weight, bias, y, geometry, pool) -> None:
     """Write the convolution of x with weight, plus bias if there is one, to y."""
     kernels, row = _transform_weight(weight, pool), _row(geometry, x.shape[3], y.shape[3])
@@ -69,7 +62,7 @@ def forward(x, weight, bias, y, geometry, pool) -> None:
         patches = _transform_input(x[images], geometry, row, pool)
         _convolve(patches, kernels, piece, geometry, row, pool)
         if bias is not None:
-            piece += bias
+            add_bias(piece, bias, pool)
 
 
 def backward(x, gy, weight, gx, geometry, pool, needs_gx: bool, weight_gradient: bool = True) -> np.ndarray | None:
@@ -80,7 +73,7 @@ def backward(x, gy, weight, gx, geometry, pool, needs_gx: bool, weight_gradient:
     gx is the convolution of gy with the flipped kernel. As gy is transformed for it, roles are exchanged for the
     kernel's gradient, unless the image is much larger: x is taken for the gradient of an output, and it comes flipped.
     """
-    adjoint, exchanged, (kh, kw) = geometry.adjoint(), not _larger(geometry), geometry.kernel
+    adjoint, exchanged, (kh, kw) = geometry.adjoint(), not larger(geometry), geometry.kernel
     flipped = None
     if gx is not None:
         flipped = pool.workspace("flipped", (kh, kw, gy.shape[3], x.shape[3]), gy.dtype)
@@ -114,41 +107,7 @@ def _kernel_gradient(x, gy, gradient, weight, y, geometry, pool) -> None:
         spread = _spread(gy[images], geometry, row, pool)
         for k in range(patches.shape[1]):
             total += np.matmul(patches[:, k].transpose(0, 2, 1), spread[:, k], out=product)
-    np.matmul(_kernel_transform(kh, gy.dtype).T, total.reshape(SIDE, -1), out=gradient.reshape(kh, -1))
-
-
-@cache
-def _transforms(size: int, outputs: int, padding: int, taps: int, dtype) -> tuple[list, list]:
-    """Return the transforms of image rows to slots, and of slots to output rows: lists of (tiles, first row, matrix).
-
-    Tiles that see equally many rows are one item: the first starts at that row, each of the others m rows further. The
-    matrix has no columns for rows of padding, nor rows for outputs that do not exist.
-    """
-    m = step(taps)
-    a, b, _ = cook_toom(m, taps)
-    to_slots, to_outputs = {}, {}
-    for tile in range(-(-outputs // m)):
-        start = tile * m - padding
-        to_slots.setdefault((max(0, -start), min(SIDE, size - start)), []).append(tile)
-        to_outputs.setdefault(min(m, outputs - tile * m), []).append(tile)
-    span = lambda tiles: slice(tiles[0], tiles[-1] + 1)
-    return (
-        [
-            (span(tiles), tiles[0] * m - padding + above, b.T[:, above:below].astype(dtype))
-            for (above, below), tiles in to_slots.items()
-        ],
-        [(span(tiles), tiles[0] * m, a.T[:rows].astype(dtype)) for rows, tiles in to_outputs.items()],
-    )
-
-
-@cache
-def _kernel_transform(taps: int, dtype) -> np.ndarray:
-    """G: (SIDE, taps)."""
-    return cook_toom(step(taps), taps)[2].astype(dtype)
-
-
-def _axis(geometry, dtype) -> tuple[list, list]:
-    return _transforms(geometry.size[0], geometry.out[0], geometry.padding[0][0], geometry.kernel[0], dtype)
+    np.matmul(cook_toom_of(kh, gy.dtype)[2].T, total.reshape(SIDE, -1), out=gradient.reshape(kh, -1))
 
 
 def _tiles(geometry) -> int:
@@ -180,15 +139,8 @@ def _transform_weight(weight, pool) -> np.ndarray:
     """G w, as matrices that multiply patches of a row: (kh, kw, c, o) to (SIDE, kw c, o)."""
     kh, kw, c, o = weight.shape
     kernels = pool.workspace("winograd weights", (SIDE, kw * c, o), weight.dtype)
-    np.matmul(_kernel_transform(kh, weight.dtype), weight.reshape(kh, -1), out=kernels.reshape(SIDE, -1))
+    np.matmul(cook_toom_of(kh, weight.dtype)[2], weight.reshape(kh, -1), out=kernels.reshape(SIDE, -1))
     return kernels
-
-
-def _windows(image, tiles: slice, first: int, rows: int, geometry) -> np.ndarray:
-    """The rows of each tile, (n, tiles, rows, values of a row): a view in which tiles may overlap."""
-    sn, sy, _, item = image.strides
-    shape = len(image), tiles.stop - tiles.start, rows, sy // item
-    return strided(image, shape, (sn, step(geometry.kernel[0]) * sy, sy, item), first * sy)
 
 
 def _transform_input(x, geometry, row, pool) -> np.ndarray:
@@ -196,16 +148,12 @@ def _transform_input(x, geometry, row, pool) -> np.ndarray:
 
     Where a row has no output left, a patch may reach into the next row; its product is never used.
     """
-    (n, _, w, c), kw, (width, spacing) = x.shape, geometry.kernel[1], row
-    shape, spare = (SIDE, n, _tiles(geometry), width * c), kw * c
+    (n, _, _, c), kw, (width, spacing) = x.shape, geometry.kernel[1], row
+    shape, spare = (SIDE, n, _tiles(geometry), width, c), kw * c
     flat = pool.workspace("winograd slots", (math.prod(shape) + spare,), x.dtype)
     flat[-spare:] = 0
-    slots, left = flat[:-spare].reshape(shape), geometry.padding[1][0] * c
-    slots[..., :left] = 0
-    slots[..., left + w * c :] = 0
-    target = slots[..., left : left + w * c].transpose(1, 2, 0, 3)
-    for tiles, first, matrix in _axis(geometry, x.dtype)[0]:
-        np.matmul(matrix, _windows(x, tiles, first, matrix.shape[1], geometry), out=target[:, tiles])
+    slots = flat[:-spare].reshape(shape)
+    rows_to_slots(x, slots, geometry, range(shape[2]))
     count, item = slots[0].size // (spacing * c), x.itemsize
     strides = (slots.strides[0], c * item, spacing * c * item, item)
     return strided(flat, (SIDE, min(spacing, geometry.out[1]), count, kw * c), strides)
@@ -214,25 +162,20 @@ def _transform_input(x, geometry, row, pool) -> np.ndarray:
 def _convolve(patches, kernels, y, geometry, row, pool) -> None:
     """Products of every slot with its kernel, and A^T of them: into y, the outputs of these images."""
     n, _, ow, o = y.shape
-    products = pool.workspace("winograd products", (SIDE, n, _tiles(geometry), row[0] * o), y.dtype)
-    np.matmul(patches, kernels[:, None], out=_columns(products, ow, o, row))
-    source = products[..., : ow * o].transpose(1, 2, 0, 3)
-    for tiles, first, matrix in _axis(geometry, y.dtype)[1]:
-        np.matmul(matrix, source[:, tiles], out=_windows(y, tiles, first, len(matrix), geometry))
+    products = pool.workspace("winograd products", (SIDE, n, _tiles(geometry), row[0], o), y.dtype)
+    np.matmul(patches, kernels[:, None], out=_columns(products, ow, row))
+    slots_to_rows(products, y, geometry, range(products.shape[2]))
 
 
 def _spread(gy, geometry, row, pool) -> np.ndarray:
     """A gy down the columns, zeros on the right, in the order of the patches."""
     n, _, ow, o = gy.shape
-    spread = pool.workspace("winograd products", (SIDE, n, _tiles(geometry), row[0] * o), gy.dtype)
-    spread[..., ow * o :] = 0
-    target = spread[..., : ow * o].transpose(1, 2, 0, 3)
-    for tiles, first, matrix in _axis(geometry, gy.dtype)[1]:
-        np.matmul(matrix.T, _windows(gy, tiles, first, len(matrix), geometry), out=target[:, tiles])
-    return _columns(spread, ow, o, row)
+    spread = pool.workspace("winograd products", (SIDE, n, _tiles(geometry), row[0], o), gy.dtype)
+    spread_rows(gy, spread, geometry, range(spread.shape[2]))
+    return _columns(spread, ow, row)
 
 
-def _columns(rows, columns: int, channels: int, row) -> np.ndarray:
-    """Rows (SIDE, n, tiles, width channels) in the order of the patches: a view."""
+def _columns(rows, columns: int, row) -> np.ndarray:
+    """Rows (SIDE, n, tiles, width, channels) in the order of the patches: a view."""
     spacing = row[1]
-    return rows.reshape(SIDE, -1, spacing, channels)[:, :, : min(spacing, columns)].swapaxes(1, 2)
+    return rows.reshape(SIDE, -1, spacing, rows.shape[-1])[:, :, : min(spacing, columns)].swapaxes(1, 2)
