@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import functools
 import io
+import json
 import subprocess
 import sys
 import tempfile
@@ -325,18 +326,13 @@ def predicted(option: str, file: Path) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
 
 
-def bytes_and_accuracy():
-    """What scripts/experiments/fewer_bytes.py measured, as the table of docs/systems/compression.md has it."""
+def compression(draw: str):
+    """Draw with a function of scripts/experiments/fewer_bytes.py what it has measured."""
     sys.path.insert(0, str(ROOT / "scripts" / "experiments"))
     import fewer_bytes
 
-    text = (ROOT / "docs" / "systems" / "compression.md").read_text()
-    table = text[text.index("| `--compress` | bytes a step |") :].partition("\n\n")[0].splitlines()[2:]
-    rows = [
-        {"method": method, "bytes": int(count.replace(",", "")), "accuracy": float(score.rstrip(" %")) / 100}
-        for method, count, score in (line.strip("| ").split(" | ") for line in table)
-    ]
-    return fewer_bytes.draw_bytes(rows, vars(fewer_bytes.options([])))
+    measured = json.loads((ROOT / "docs" / "measured" / "fewer_bytes.json").read_text())
+    return getattr(fewer_bytes, draw)(measured["rows"], measured["options"])
 
 
 # name of the file -> how it is drawn: a function that returns a Figure or bytes, or one that writes a file it is given.
@@ -384,7 +380,8 @@ PICTURES: dict[str, Callable] = {
     "misclassified.png": partial(of_run, "ddp", "inspection/misclassified.png"),
     "regions.png": regions,
     "rates.png": rates,
-    "bytes.png": bytes_and_accuracy,
+    "bytes.png": partial(compression, "draw_bytes"),
+    "compression.png": partial(compression, "draw"),
     "scaling.png": partial(predicted, "--draw"),
     "map.png": partial(predicted, "--map"),
 }

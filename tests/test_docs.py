@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import io
 import itertools
+import json
 import re
 import shutil
 import subprocess
@@ -191,6 +192,14 @@ def test_every_picture_of_the_gallery_is_kept_and_shown():
     assert sum(kept.values()) < 6 << 20
     ends = {name: gallery.pipeline(name).axes[0].get_xlim()[1] for name in ("gpipe", "interleaved", "zb-v")}
     assert 24 <= ends["zb-v"] < ends["interleaved"] < ends["gpipe"] < 34, "the same work in each"
+
+
+def test_the_table_and_the_pictures_of_compression_are_of_one_measurement():
+    rows = json.loads((ROOT / "docs/measured/fewer_bytes.json").read_text())["rows"]
+    table = {f"| {row['method']} | {row['bytes']:,.0f} | {100 * row['accuracy']:.1f} % |" for row in rows}
+    page = (ROOT / "docs/systems/compression.md").read_text()
+    shown = re.findall(r"^\| [a-z].* \| [\d,]+ \| [\d.]+ % \|$", page, re.MULTILINE)
+    assert len(shown) > 8 and set(shown) <= table
 
 
 # ------------------------------------------------------------------------------------------------- pages, built

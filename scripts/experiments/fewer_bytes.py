@@ -249,11 +249,6 @@ def draw(rows: list[dict], chosen: Mapping):
     return figure
 
 
-def spread(row: dict) -> list[float]:
-    """Return the worst and the best accuracy of a method's seeds; where only their median is known, that."""
-    return row.get("spread", 2 * [row["accuracy"]])
-
-
 def draw_bytes(rows: list[dict], chosen: Mapping):
     """Draw a line for each method, the most bytes on top: left its bytes of a step, right its accuracy over seeds."""
     from matplotlib.figure import Figure
@@ -262,7 +257,7 @@ def draw_bytes(rows: list[dict], chosen: Mapping):
     figure = Figure(figsize=(8, 1.0 + 0.24 * len(rows)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for at, row in enumerate(rows):
-        error, worst, best = (max(LEAST_ERROR, 100 - 100 * a) for a in (row["accuracy"], *spread(row)))
+        error, worst, best = (max(LEAST_ERROR, 100 - 100 * a) for a in (row["accuracy"], *row["spread"]))
         style = {"color": COLORS[family(row["method"])], "marker": "o", "ms": 5}
         left.plot(row["bytes"], at, **style)
         words = {"textcoords": "offset points", "va": "center", "fontsize": 8}
@@ -271,14 +266,13 @@ def draw_bytes(rows: list[dict], chosen: Mapping):
     left.set(xscale="log", xlim=(min(row["bytes"] for row in rows) / 2, 6 * rows[0]["bytes"]))
     left.set_yticks(range(len(rows)), [row["method"] for row in rows], fontsize=9)
     left.set_ylim(len(rows) - 0.4, -0.6)
-    errors = [max(LEAST_ERROR, 100 - 100 * accuracy) for row in rows for accuracy in spread(row)]
+    errors = [max(LEAST_ERROR, 100 - 100 * accuracy) for row in rows for accuracy in row["spread"]]
     right.set_xscale("log")
     right.set_xticks(ERRORS, [f"{100 - error:g}" for error in ERRORS])
     right.set_xlim(1.3 * max(errors), 0.8 * min(errors))
     right.minorticks_off()
     left.set_title("bytes a rank and step, counted", fontsize=10, loc="left", fontweight="bold")
-    seeds = ", range over seeds" if "spread" in rows[0] else ""
-    right.set_title(f"test accuracy (%){seeds}", fontsize=10, loc="left", fontweight="bold")
+    right.set_title("test accuracy (%), range over seeds", fontsize=10, loc="left", fontweight="bold")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(axis="x", labelsize=8)
