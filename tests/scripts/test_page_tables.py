@@ -65,12 +65,9 @@ def test_figures_of_swing_are_the_published_ones():
 
 
 def test_schedules_over_a_trunk_take_what_is_priced():
-    """In the lab, within 15%; and a schedule that was found is as much faster than the default as predicted.
-
-    Doubling of 2 MiB was measured while the eager limit of the lab was 2 MiB, and its messages went above it.
-    """
+    """In the lab, within 15%; and a schedule that was found is as much faster than the default as predicted."""
     tables, rows = script("networks"), page_tables.measured("trunk")
-    assert tables.far_from_prices(rows) in ([], ["allreduce doubling, 2048 KiB"])
+    assert tables.far_from_prices(rows) == []
     gains = tables.gains(rows)
     assert len(gains) == 3
     for length, measured, priced in gains:
