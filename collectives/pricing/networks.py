@@ -381,7 +381,7 @@ class Network:
         return [rank // self.ranks_per_node for rank in range(size)]
 
     def of_ranks(self, size: int) -> "Network":
-        """The same network with `size` ranks, each where it is placed."""
+        """Return this network with `size` ranks, each on the node where it is placed."""
         return dataclasses.replace(self, placement=tuple(self.nodes_of(size)))
 
     def latency_of(self, size: int) -> float:

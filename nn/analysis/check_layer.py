@@ -127,7 +127,7 @@ class _Case:
         raise AssertionError(f"{self.layer!r}: {sentence}")
 
     def check_specs(self) -> None:
-        """The same arrays every time, and a ShapeError for samples that do not fit."""
+        """Check that specs names equal arrays every time, and raises ShapeError for samples that do not fit."""
         first, again = (_shapes(self.layer.specs(self.in_shape)[0]) for _ in range(2))
         if first != again:
             self.fail(f"specs returns other arrays the second time, {again}, and {first} before")

@@ -57,7 +57,7 @@ class Wire:
         return list(blocks)
 
     def allgather_varying(self, message: np.ndarray) -> list[np.ndarray]:
-        """The same for messages of different lengths, each a multiple of 8 bytes: the lengths travel first."""
+        """Gather messages of different lengths, each a multiple of 8 bytes: the lengths travel first."""
         lengths = self.allgather(np.array([len(message)], np.int64).view(np.uint8))
         counts = [int(length.view(np.int64)[0]) for length in lengths]
         ends = np.cumsum([0, *counts]).tolist()
