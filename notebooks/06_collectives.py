@@ -45,8 +45,8 @@ checks.style()
 # %% [markdown]
 # ## The patterns
 #
-# Four ranks, one row each. A square is a block of numbers; its colour is the rank that it came from, its letter the
-# number of the block.
+# Each of the four ranks has a row. A square is a block of numbers; its colour is the rank that it came from, its letter
+# the number of the block.
 
 # %%
 exercise.draw_patterns()

@@ -169,7 +169,7 @@ assert found[1, 3] < found[0, 3], "at the start the large step goes wrong more t
 # %% [markdown]
 # The picture shows two things. The rule holds where steps are short, and fails where they are long: there is a largest
 # rate, and so a largest batch. And at the very start, when the gradients change from step to step, it holds *less* than
-# 20 steps later. (Much later the ends are apart again: then the small steps point in changing directions and cover
+# 20 steps later. (Much later the ends differ again: then the small steps point in changing directions and cover
 # little distance, in units of which we measure.)
 #
 # ## 4. Warm-up

@@ -119,7 +119,7 @@ for stage, name in enumerate(("replicated", "stage 1", "stage 2", "stage 3")):
 
 # %% [markdown]
 # Stage 1 in mixed precision is $4\,\Psi + 12\,\Psi/N$, the same formula as stage 2 in float32: that is why both columns
-# have 31.4, one line apart.
+# have 31.4, in neighbouring lines.
 #
 # What is the largest model that fits? With 80 GB on every rank, and a quarter of it left for activations:
 

@@ -66,11 +66,7 @@ def sizes(ranks: int, data: int | None = None, *, servers: int = 0, **others: in
     ------
     ValueError
         They do not multiply to the ranks: which numbers would do.
-    TypeError
-        There is no such axis.
     """
-    if unknown := others.keys() - AXES.keys():
-        raise TypeError(f"Mesh takes no {min(unknown)!r}; it takes communicator, workers, {', '.join(AXES)}")
     given = dict.fromkeys(AXES, 1) | {"data": data} | others
     for axis, size in given.items():
         if size is not None and size < 1:
@@ -124,8 +120,8 @@ class Mesh:
         than "data", they are the first ranks.
     data : int or None
         Ranks along the axis "data"; None for what the other axes leave.
-    **others : int
-        Ranks along other axes: expert, pipeline, context, tensor, space, branch.
+    expert, pipeline, context, tensor, space, branch : int
+        Ranks along the other axes.
 
     Attributes
     ----------
@@ -175,8 +171,14 @@ class Mesh:
         workers: Sequence[int] | None = None,
         *,
         data: int | None = None,
-        **others: int,
+        expert: int = 1,
+        pipeline: int = 1,
+        context: int = 1,
+        tensor: int = 1,
+        space: int = 1,
+        branch: int = 1,
     ):
+        others = dict(expert=expert, pipeline=pipeline, context=context, tensor=tensor, space=space, branch=branch)
         self.made, self.wrapped = [], None
         if communicator is not None:
             given, communicator = communicator, with_collectives(communicator)

@@ -93,10 +93,10 @@ def work(task: dict) -> None:
     step = Step(LAYERS, WIDTH, BATCH, DistributedDataParallel, world)
     step.measure(0, world.size * BATCH, task["steps"], time.perf_counter)
     memory = [line for line in Path("/proc/self/smaps_rollup").read_text().splitlines() if line.startswith("Pss:")]
-    told = world.gather((median(step.seconds), int(memory[0].split()[1]) / 1024))
+    of_ranks = world.gather((median(step.seconds), int(memory[0].split()[1]) / 1024))
     if world.rank == 0:
-        seconds, mebibytes = zip(*told, strict=True)
-        print(json.dumps({"seconds": max(seconds), "memory": sum(mebibytes) / len(told)}), flush=True)
+        seconds, mebibytes = zip(*of_ranks, strict=True)
+        print(json.dumps({"seconds": max(seconds), "memory": sum(mebibytes) / len(of_ranks)}), flush=True)
     step.trainer.close()
 
 

@@ -110,7 +110,7 @@ def buffer_heads(ax, names, left, pitch):
 
 
 def label_ends(ax, names, size=9):
-    """Write each line's name beside its last point, moved up or down until no two overlap: `names` {Line2D: text}.
+    """Write each line's name next to its last point, moved up or down until no two overlap: `names` {Line2D: text}.
 
     Call it when limits and scales are set. The axes need room for the names to the right of the last points.
     """

@@ -2,13 +2,19 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from collectives.failures.awake import Awake
 from collectives.progress import advance_all, in_flight
 
-# By id, lists of arrays in messages to which not all ranks have come: MPI may use them after a wait that has failed.
+# By id, arrays or requests of messages to which not all ranks have come: MPI may use them after a wait that has failed.
 UNFINISHED: dict[int, list] = {}
+
+
+def keep_alive(requests: Iterable) -> None:
+    """Keep the memory of messages that may still come, for as long as the process lives: a request holds its buffer."""
+    kept = list(requests)
+    UNFINISHED[id(kept)] = kept
 
 
 class Deadline:

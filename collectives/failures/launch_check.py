@@ -13,7 +13,6 @@ from collectives.failures.job_end import GRACE, HANGING, abort, rank_of_world
 
 # Where launchers say how many ranks they started: Open MPI, MPICH and Intel MPI, Cray, Slurm.
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE", "SLURM_STEP_NUM_TASKS")
-LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PALS_LOCAL_SIZE")  # and how many on this node
 START = 912  # tag with which ranks tell the first one that they have come
 
 
@@ -31,13 +30,6 @@ def nodes_of(comm) -> list[int]:
     first = node.bcast(comm.Get_rank())
     unregister(node).Free()
     return comm.allgather(first)
-
-
-def all_on_this_node() -> bool:
-    """Return whether the launcher says that it started all ranks on this node."""
-    from mpi4py import MPI
-
-    return any(os.environ.get(name) == str(MPI.COMM_WORLD.Get_size()) for name in LOCAL_SIZE_VARIABLES)
 
 
 def check_world(comm=None):

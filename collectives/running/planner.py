@@ -17,7 +17,6 @@ from collectives.choosing.selection import AUTOMATIC, NODE_MEMORY, Selection
 from collectives.executor.plan import Plan, array, copying
 from collectives.executor.program import Program, Programs, Transfer
 from collectives.failures.deadline import UNFINISHED, Deadline
-from collectives.failures.launch_check import all_on_this_node
 from collectives.failures.revocation import register, unregister
 from collectives.node_memory.barriers import barrier_of, first_barrier, split_barrier_of
 from collectives.node_memory.plans import LINE_BYTES
@@ -39,24 +38,15 @@ def same_node(comm):
 
 
 def wait_for_ranks(comm, deadline: Deadline) -> None:
-    """Return when all ranks of a communicator have called this.
-
-    Raises
-    ------
-    TimeoutError
-        On one node, after the deadline, as `Planner.wait_for`.
-    """
+    """Return when all ranks of a communicator have called this; TimeoutError after the deadline, on any nodes."""
     request, others = comm.Ibarrier(), comm.Get_size() - 1
 
     def late(waited):
         whose = "rank to make its" if others == 1 else f"{others} ranks to make their"
-        message = (
+        raise TimeoutError(
             f"rank {comm.Get_rank()} has waited {deadline.seconds:g} s for the other {whose} Communicator: has a rank "
-            f"ended, or does one make none?"
+            f"ended, or does one make none? Communicator(watch=900), or RINGPROP_WATCH=900, waits longer"
         )
-        if all_on_this_node():
-            raise TimeoutError(message)
-        warn_once(message)
 
     deadline.wait(request.Test, lambda: None, late)
 
@@ -74,7 +64,7 @@ class Planner:
     seconds : how long ranks wait for each other
     """
 
-    def __init__(self, comm, algorithms, synchronous, memory=True, seconds=Deadline.seconds):
+    def __init__(self, comm, algorithms, synchronous, memory, seconds):
         self.deadline = Deadline(seconds)
         wait_for_ranks(comm, self.deadline)
         comm.allreduce(0)  # mpi4py's first of a communicator waits with the interpreter held, and nothing would move

@@ -51,7 +51,7 @@ from nn.core.context import LayerContext, Shape
 from nn.core.gradients import Gradient
 from nn.registry import register
 
-Initializer = Callable[["np.random.Generator", Shape], np.ndarray]  # quoted: with a seed NumPy loads this part
+Initializer = Callable[["np.random.Generator", Shape], np.ndarray]  # quoted: naming it imports numpy.random
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from nn.initializers import ones, zeros
 from nn.registry import register
 
 BLOCK = 1 << 17  # elements worked on at a time
-WIDTH = 512  # elements of an inner loop, about: of sums over rows
-LONG = 8192  # of multiplications by a row
+WIDTH, LONG = 512, 8192  # elements of an inner loop, about: in sums over rows, and in products with a row
 MOSTLY = 0.9  # part of the squares that may be the mean's: then a digit of the variance is lost
 
 

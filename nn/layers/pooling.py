@@ -86,7 +86,7 @@ class MaxPool2d(_Windows):
         winner = ctx.empty(y.shape, np.uint8 if math.prod(self.kernel_size) <= 256 else np.uint32)
         larger = ctx.workspace("larger", y.shape, np.bool_)
         index = ctx.workspace("index", y.shape, winner.dtype)
-        side_by_side = ctx.workspace("values", y.shape, x.dtype)  # read twice, and faster so
+        side_by_side = ctx.workspace("values", y.shape, x.dtype)  # contiguous, as it is read twice
         for k, values in enumerate(self._offset_views(self._reachable(x, out, ctx), out)):
             if k == 0:
                 y[...] = values

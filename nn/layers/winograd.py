@@ -70,7 +70,7 @@ def backward(x, gy, weight, gx, geometry, pool, needs_gx: bool, weight_gradient:
     exchanged for the kernel's gradient: x is taken for the gradient of an output, and it comes flipped. Where the image
     is much larger than the output, gx takes fewer tiles by the transposed chain.
     """
-    to_kernel, exchanged = _kernel_transform(geometry.kernel, gy.dtype), not larger(geometry)
+    to_kernel, exchanged = _kernel_transform(geometry.kernel, gy.dtype), not image_is_larger(geometry)
     if exchanged:
         geometry, to_kernel = geometry.adjoint(), to_kernel[:, ::-1]
     channels, out_channels = x.shape[3], gy.shape[3]
@@ -154,7 +154,7 @@ def cook_toom_of(taps: int, dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return tuple(matrix.astype(dtype) for matrix in cook_toom(step(taps), taps))
 
 
-def larger(geometry) -> bool:
+def image_is_larger(geometry) -> bool:
     """Return whether the image has so many more pixels than the output that roles are not exchanged for the kernel."""
     return 2 * math.prod(geometry.size) > 3 * math.prod(geometry.out)
 
@@ -173,7 +173,7 @@ def _pieces(n: int, geometry, channels: int):
     """Yield (slice of images, range of tile rows): whole images, or even fractions of one; about MIN_TILES tiles."""
     th, tw = _tiles(geometry)
     tiles = max(MIN_TILES, VALUES // channels)
-    rows = th if larger(geometry) else -(-th // -(-th * tw // tiles))
+    rows = th if image_is_larger(geometry) else -(-th // -(-th * tw // tiles))
     images = max(1, tiles // (th * tw)) if rows == th else 1
     for a in range(0, n, images):
         for r in range(0, th, rows):
@@ -258,7 +258,7 @@ def _slots_last(tiles) -> np.ndarray:
 
 
 def rows_to_slots(x, slots, geometry, tiles: range) -> None:
-    """Write B^T x down the columns, for rows of tiles, and zeros beside it, to slots (SIDE, n, tiles, columns, c)."""
+    """Transform the columns of x, B^T x, for rows of tiles: into slots (SIDE, n, tiles, columns, c), zero-padded."""
     w, c, left = *x.shape[2:], geometry.padding[1][0]
     slots[:, :, :, :left] = 0
     slots[:, :, :, left + w :] = 0
@@ -275,7 +275,7 @@ def slots_to_rows(slots, y, geometry, tiles: range) -> None:
 
 
 def spread_rows(gy, slots, geometry, tiles: range) -> None:
-    """Write A gy down the columns, for rows of tiles, and zeros beside it, to slots (SIDE, n, tiles, columns, o)."""
+    """Transform the columns of gy, A gy, for rows of tiles: into slots (SIDE, n, tiles, columns, o), zero-padded."""
     used = gy.shape[2] * gy.shape[3]
     slots = slots.reshape(*slots.shape[:3], -1)
     slots[..., used:] = 0

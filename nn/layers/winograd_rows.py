@@ -24,7 +24,16 @@ import math
 import numpy as np
 
 from nn.layers.im2col import add_bias, flip, strided
-from nn.layers.winograd import BATCH, SIDE, cook_toom_of, larger, rows_to_slots, slots_to_rows, spread_rows, step
+from nn.layers.winograd import (
+    BATCH,
+    SIDE,
+    cook_toom_of,
+    image_is_larger,
+    rows_to_slots,
+    slots_to_rows,
+    spread_rows,
+    step,
+)
 
 SMALL = 1_000_000  # multiplications of a product, at most: so OpenBLAS needs no copies of its factors
 LIMIT = 1 << 20  # values of one transformed image
@@ -40,7 +49,7 @@ def cost(geometry, channels: int, out_channels: int) -> float:
     if geometry.dilation != (1, 1) or geometry.groups > 1 or adjoint is None or not 3 <= kh < SIDE:
         return math.inf
     own = _multiplications(geometry, channels, out_channels)
-    return (2 * own + _multiplications(adjoint, out_channels, channels)) / 3 if larger(geometry) else own
+    return (2 * own + _multiplications(adjoint, out_channels, channels)) / 3 if image_is_larger(geometry) else own
 
 
 def _multiplications(geometry, channels: int, out_channels: int) -> float:
@@ -73,7 +82,7 @@ def backward(x, gy, weight, gx, geometry, pool, needs_gx: bool, weight_gradient:
     gx is the convolution of gy with the flipped kernel. As gy is transformed for it, roles are exchanged for the
     kernel's gradient, unless the image is much larger: x is taken for the gradient of an output, and it comes flipped.
     """
-    adjoint, exchanged, (kh, kw) = geometry.adjoint(), not larger(geometry), geometry.kernel
+    adjoint, exchanged, (kh, kw) = geometry.adjoint(), not image_is_larger(geometry), geometry.kernel
     flipped = None
     if gx is not None:
         flipped = pool.workspace("flipped", (kh, kw, gy.shape[3], x.shape[3]), gy.dtype)

@@ -23,16 +23,8 @@ MIB = 1 << 20
 NODE_MEMORY = 256 * MIB  # of /dev/shm, on each host
 BUSY = 1.5  # programs that want a core, for each of them, in the last minute
 SLOW_START = 30.0  # seconds until Python has loaded what it needs
-COMPARED = (
-    "ringprop",
-    "commit",
-    "python",
-    "numpy",
-    "mpi4py",
-    "mpi",
-    "blas",
-    "processor",
-)  # facts that should not differ
+# Facts that should not differ.
+COMPARED = ("ringprop", "commit", "python", "numpy", "mpi4py", "mpi", "blas", "processor")
 MUST_AGREE = ("ringprop", "commit", "mpi")
 # How each launcher gives a rank cores of its own.
 BINDING = {

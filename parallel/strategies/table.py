@@ -75,12 +75,12 @@ def _of_axes(rows: dict[str, Supports]) -> list[str]:
     alone = " or ".join(f"`{name}`" for name, axis in AXES.items() if axis.only_beside_data)
     for why in dict.fromkeys(axis.reason for axis in AXES.values() if axis.reason):
         others = " or ".join(f"`{name}`" for name, axis in AXES.items() if axis.reason == why)
-        found.append(f"an axis {alone} beside {others}: {why}")
+        found.append(f"an axis {alone} combined with {others}: {why}")
     beside = {
         "of `ps` in step": WHY_NOT_SYNC,
         "and `--server-place workers`": WHY_NOT_ON_WORKERS,
         "and `--elastic`": WHY_NOT_ELASTIC,
     }
-    found += [f"an axis `pipeline` or `tensor` beside servers, {what}: {why}" for what, why in beside.items()]
+    found += [f"an axis `pipeline` or `tensor` combined with servers, {what}: {why}" for what, why in beside.items()]
     replicas = [f"`{name}`" for name, can in rows.items() if can.local_update and "pipeline" in can.axes]
     return [*found, f"`--pipeline pipedream` with {', '.join(replicas)}: {NEVER_FLUSHED}"]

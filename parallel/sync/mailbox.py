@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.failures.awake import Awake
+from collectives.failures.deadline import keep_alive
 
 LIMIT = 300.0  # seconds that a rank waits for a message by default
 POLLS_BEFORE_SLEEP, POLL_INTERVAL = 50, 1e-4  # seconds; a waiting rank sleeps between polls after this number of them
@@ -235,6 +236,7 @@ class Mailbox:
             time.sleep(POLL_INTERVAL)
             if clock.now() - since > self.limit:
                 reason = reason or (lambda: f"{self._name()} waits for a message from any rank")
+                keep_alive([*self.sending.values(), *(request for request, _ in self.receiving.values())])
                 raise TimeoutError(f"{reason()}: nothing has come for {self.limit:g} s")
 
     def poll(self) -> bool:

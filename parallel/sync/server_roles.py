@@ -25,7 +25,7 @@ class ServerRoles(GradientSync):
     workers, hosts : sequences of int
         Ranks that compute, and that serve.
     is_worker, is_server : bool
-        Which of it this rank does.
+        Whether this rank computes, and whether it serves.
     slices : list of (lo, hi)
         Of every server in a vector of the parameters and, behind them, the running statistics.
     shares : list of slice

@@ -85,6 +85,10 @@ def test_keywords_of_other_libraries_are_answered(name, keyword, said):
         PUBLIC[name](**{keyword: 2})
 
 
+def test_a_mesh_has_a_keyword_for_each_axis_of_the_table():
+    assert {"communicator", "workers", *AXES} == keywords_of(parallel.Mesh)
+
+
 @pytest.mark.parametrize("name", ["SpatialParallel", "BranchParallel", "ContextParallel"])
 def test_what_is_passed_on_to_the_sync_is_not_refused(name):
     refuse_keywords(PUBLIC[name], inspect.signature(gradient_sync).parameters.keys() - {"mesh"})

@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from collectives.failures.deadline import keep_alive
 from collectives.steps import chunk
 from nn.core.context import LayerContext, MicroBatch
 from nn.core.network import Network, NotFinite
@@ -124,7 +126,7 @@ class PipelinePass(ForwardBackward):
         self.schedule, self.micro_batches, self.cuts = schedule, micro_batches, cuts
         self.recompute, self.limit, self.options = recompute, limit, options
         self.plans: dict[int, PipelinePlan] = {}  # by samples of a batch; the one that was used last is the last
-        self.broken: list[PipelineStep] = []  # steps that failed: messages may still arrive in their memory
+        self.failed = False  # whether a step has
 
     def make_local_network(self, network, mesh):
         """This rank's stages, as one network; all of it, in none of them, on a rank that only serves."""
@@ -247,12 +249,9 @@ class PipelinePass(ForwardBackward):
             array[...] = 0
         plan = self.plan(len(x))
         step = PipelineStep(self, plan.batches(x, y, total, micro.first))
-        try:
+        with self.running(step):
             step.run(plan.rounds)
             step.finish()
-        except BaseException:
-            self.broken.append(step)
-            raise
         loss = step.loss
         for number, stage in self.stages.items():
             if number not in step.written:
@@ -271,6 +270,16 @@ class PipelinePass(ForwardBackward):
         if self.on_ready:
             self.on_ready(self.local_network.layout.size)
         return loss
+
+    @contextmanager
+    def running(self, step: PipelineStep) -> Iterator[None]:
+        """Where a step fails, refuse further ones, and keep the memory in which its messages may still arrive."""
+        try:
+            yield
+        except BaseException:
+            self.failed = True
+            keep_alive(step.requests())
+            raise
 
     def plan(self, samples: int) -> PipelinePlan:
         """Return the plan for a batch of so many samples; the least recently used of too many is dropped."""
@@ -297,7 +306,7 @@ class PipelinePass(ForwardBackward):
         TypeError, ShapeError
             Samples that are none.
         """
-        if self.broken:
+        if self.failed:
             raise RuntimeError(
                 f"rank {self.trainer.mesh.rank}: a step of this pipeline has failed, and its messages may still be on "
                 "their way: make a new trainer, and load the state of a checkpoint"
@@ -320,7 +329,11 @@ class PipelinePass(ForwardBackward):
         """Wait for a message of another rank; it is part of a step's idle time. `check` as for `wait_for`."""
         ranks = self.trainer.mesh
         who = f"rank {ranks.rank} has waited for rank {ranks.rank_at(pipeline=peer)} {what}"
-        wait_for(request, self.limit, who, check)
+        try:
+            wait_for(request, self.limit, who, check)
+        except BaseException:
+            keep_alive([request])  # of an evaluation, which has no step
+            raise
 
     # ------------------------------------------------------------------------------------------------ evaluation
 

@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import contextmanager
 
 import numpy as np
 from mpi4py import MPI
@@ -132,7 +131,7 @@ class PipeDreamPass(PipelinePass):
             self.losses.clear()
         self.following = step + 1
         self.before[step] = x, self.trainer.buffers.copy()
-        with self.kept_if_it_fails():
+        with self.running(self.in_flight):
             self.in_flight.add(x, y, step, total, micro.first, float(trainer.optimizer.lr))
             self.in_flight.run(self.in_flight.rounds())
             known = max(step - self.delay, min((*self.losses, *self.in_flight.losses)))
@@ -159,9 +158,9 @@ class PipeDreamPass(PipelinePass):
         Then the trainer has what it needs to say what.
         """
         in_flight = self.in_flight
-        if in_flight is None:
+        if in_flight is None or self.failed:
             return False
-        with self.kept_if_it_fails():
+        with self.running(in_flight):
             in_flight.run(in_flight.rounds(to_the_end=True))
             for step in list(in_flight.losses):
                 self.complete_loss(step)
@@ -187,11 +186,12 @@ class PipeDreamPass(PipelinePass):
 
     def drain_copy(self) -> None:
         """Drain copies of what is in flight: the sync restores the arrays that this overwrites (collective)."""
-        if self.in_flight is not None:
-            with self.kept_if_it_fails():
+        if self.in_flight is not None and not self.failed:
+            with self.running(self.in_flight):
                 copy = self.in_flight.fork()
-                copy.run(copy.rounds(to_the_end=True))
-                copy.finish()
+                with self.running(copy):
+                    copy.run(copy.rounds(to_the_end=True))
+                    copy.finish()
         self.share_buffers()
 
     def share_buffers(self) -> None:
@@ -212,16 +212,6 @@ class PipeDreamPass(PipelinePass):
     def loss_in_flight(self):
         late, self.late = self.late, 0.0
         return late
-
-    @contextmanager
-    def kept_if_it_fails(self):
-        """Keep a step that fails: messages may still arrive in its memory."""
-        try:
-            yield
-        except BaseException:
-            self.broken.append(self.in_flight)
-            self.in_flight = None
-            raise
 
     def in_transit(self):
         return self.in_flight.bytes() if self.in_flight else 0

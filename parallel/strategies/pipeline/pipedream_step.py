@@ -32,6 +32,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from collectives.failures.deadline import keep_alive
 from nn.core.context import LayerContext
 from nn.training.trainer import micro_batches
 from parallel.strategies.pipeline.actions import Action
@@ -183,6 +184,11 @@ class PipeDreamStep(PipelineStep):
         del self.losses[step], self.losses_coming[step]
         return self.totals.pop(step)
 
+    def requests(self):
+        losses = (request for parts in self.losses_coming.values() for _, request, _ in parts)
+        sizes = (request for each in self.sizes.values() for _, request in each.others.values())
+        return [*super().requests(), *losses, *sizes]
+
     def bytes(self) -> int:
         """Return the bytes that other ranks send."""
         return sum(message.memory.nbytes for _, message in self.receiving.values())
@@ -248,6 +254,7 @@ class PipeDreamStep(PipelineStep):
                 step = first
                 break
         self.given = min((b for b, batch in self.batches.items() if batch.step >= step), default=self.given)
+        keep_alive(self.requests())  # the sizes of later steps are forgotten, and may still arrive
         self.sizes = {}
         self.run(self.rounds(to_the_end=True))
         self.finish(step)

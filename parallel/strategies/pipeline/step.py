@@ -246,6 +246,10 @@ class PipelineStep:
                 self.pipeline.wait(request, message.peer, "to take what was sent to it")
         self.sending = [entry for entry in self.sending if entry[1].step >= before]
 
+    def requests(self) -> list[MPI.Request]:
+        """Return the requests of messages that may still be under way."""
+        return [request for request, _ in (*self.receiving.values(), *self.sending)]
+
     # ------------------------------------------------------------------------------------------------ messages
 
     def receive(self, message: Message) -> None:

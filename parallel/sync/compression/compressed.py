@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from collectives.failures.deadline import keep_alive
 from nn.core.layout import Layout, Region
 from parallel.mesh import Mesh
 from parallel.state.placed import Partial, PlacedArray
@@ -151,12 +152,16 @@ class CompressedReduceScatter:
             if host == rank:
                 mine = message
             else:
-                requests.append((message, self.communicator.Isend(message, host, TAG)))
+                requests.append(self.communicator.Isend(message, host, TAG))
                 self.sent += message.nbytes
-        for sender in self.senders if self.decoder else ():
-            self.decoder.decode(mine if sender == rank else self._receive(sender), out)
-        for _, request in requests:
-            request.Wait()
+        try:
+            for sender in self.senders if self.decoder else ():
+                self.decoder.decode(mine if sender == rank else self._receive(sender), out)
+            for request in requests:
+                request.Wait()
+        except BaseException:
+            keep_alive(requests)
+            raise
 
     def _receive(self, sender: int) -> np.ndarray:
         """A message, whatever its length."""
