@@ -27,7 +27,7 @@ from collectives.choosing.selection import NODE_MEMORY, Call, check_name, parse_
 from collectives.executor.plan import NATIVE
 from collectives.failures.aborted import Aborted, cause_of
 from collectives.failures.agreement import Agreement, describe_call
-from collectives.failures.deadline import Deadline
+from collectives.failures.deadline import MARGIN, Deadline
 from collectives.failures.job_end import abort_on_exit, finalize_timeout
 from collectives.failures.revocation import register, unregister
 from collectives.failures.watchdog import PEER, Watchdog, counting
@@ -43,7 +43,6 @@ from collectives.running.plan_cache import PlanCache, fingerprint, lasting, shor
 from collectives.running.plan_reductions import can_share
 from collectives.running.planner import Planner
 
-MARGIN = 10.0  # seconds after the watchdog that memory, and MPI's end, give up: they know less of who waits for whom
 Algorithm = str | Callable | None  # of a call: a name, a generator function (rank, size, count, ...) of rounds, or auto
 
 

@@ -1,12 +1,17 @@
 """When a rank gives up waiting for others: the loop of every wait that lasts, by messages and in shared memory."""
 
+import contextlib
+import math
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from collectives.failures.awake import Awake
+from collectives.failures.job_end import HANGING, abort, rank_of_world
 from collectives.progress import advance_all, in_flight
 
+MARGIN = 10.0  # seconds after a deadline, or the watchdog, that what knows less of who waits for whom gives up
 # By id, arrays or requests of messages to which not all ranks have come: MPI may use them after a wait that has failed.
 UNFINISHED: dict[int, list] = {}
 
@@ -51,3 +56,26 @@ class Deadline:
                     time.sleep(50e-6)
                 if waited > self.seconds:
                     late(waited)
+
+    @contextlib.contextmanager
+    def inside_mpi(self, what: str) -> Iterator[None]:
+        """In this block ranks wait for each other inside MPI, where nothing ends a wait: then all ranks end.
+
+        The block makes no call of mpi4py that holds the interpreter: lower-case ones do, the first of a communicator.
+        """
+        from mpi4py import MPI
+
+        done, limit = threading.Event(), self.seconds + MARGIN
+
+        def watch():
+            clock = Awake()
+            while not done.wait(1.0):
+                if clock.now() > limit:
+                    abort(HANGING, f"{rank_of_world()} has waited {limit:g} s {what}: is a rank stopped?")
+
+        if limit < math.inf and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+            threading.Thread(target=watch, name="inside MPI", daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()

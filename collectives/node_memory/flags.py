@@ -16,6 +16,7 @@ import os
 from enum import IntEnum
 from io import FileIO
 
+import numpy as np
 from mpi4py import MPI
 
 from collectives.failures.aborted import Aborted, cause_of
@@ -26,6 +27,7 @@ from collectives.progress import Calls, Doing
 CACHE_LINE = 128  # bytes: processors fetch cache lines in pairs
 CAUSE_BYTES = 512  # bytes for the cause for which a rank has aborted
 GONE = -1  # what a rank that has aborted shows in place of a signature, which is never negative
+MOST_CORES = 8192  # of a node
 SPINS = 2000  # at a flag before a rank yields its core, where there are enough cores: some 100 us
 
 
@@ -104,9 +106,10 @@ class Flags:
         self.window.Lock_all()
         self.fence = self.window.Sync
         self.count, self.calls = 0, calls or Calls()
-        # A bound rank sees its own cores only, so the masks of all are joined.
-        cores = set().union(*comm.allgather(os.sched_getaffinity(0)))
-        self.spins = SPINS if self.size <= len(cores) else 0
+        cores = np.zeros(MOST_CORES, bool)  # a bound rank sees its own only, so the masks of all are merged
+        cores[list(os.sched_getaffinity(0))] = True
+        comm.Allreduce(MPI.IN_PLACE, cores, MPI.LOR)
+        self.spins = SPINS if self.size <= np.count_nonzero(cores) else 0
         comm.Barrier()
 
     def signed_barrier(self, marks: tuple[int, int], description: str) -> bool:

@@ -89,21 +89,24 @@ class SharedWindow:
     allreduce, reduce, reduce_scatter = plans.allreduce, plans.reduce, plans.reduce_scatter
 
     def __init__(self, comm: MPI.Intracomm, limit: float | Deadline = 300.0, calls: Calls | None = None):
+        deadline = limit if isinstance(limit, Deadline) else Deadline(limit)
         self.on_abort = lambda error, place: None
-        node = register(comm.Split_type(MPI.COMM_TYPE_SHARED))
-        together = node.Get_size() == comm.Get_size()
-        unregister(node).Free()
-        if not comm.allreduce(together, MPI.LAND):
-            raise ValueError("ranks on different nodes cannot share memory: give the communicator of one node")
-        self.comm, self.rank, self.size = register(comm.Dup()), comm.Get_rank(), comm.Get_size()
         self.epoch = 0
         self._arrays: dict[int, Array] = {}
         self._made = 0  # arrays so far: the next one's number, equal on all ranks
-        try:
-            self.flags = Flags(self.comm, limit if isinstance(limit, Deadline) else Deadline(limit), calls)
-        except OSError:
-            unregister(self.comm).Free()
-            raise
+        with deadline.inside_mpi("for the other ranks of its node, to make the memory that they share"):
+            node = register(comm.Split_type(MPI.COMM_TYPE_SHARED))
+            together = np.array(node.Get_size() == comm.Get_size())
+            unregister(node).Free()
+            MPI.Intracomm(comm).Allreduce(MPI.IN_PLACE, together, MPI.LAND)
+            if not together:
+                raise ValueError("ranks on different nodes cannot share memory: give the communicator of one node")
+            self.comm, self.rank, self.size = register(comm.Dup()), comm.Get_rank(), comm.Get_size()
+            try:
+                self.flags = Flags(self.comm, deadline, calls)
+            except OSError:
+                unregister(self.comm).Free()
+                raise
         try:
             slots = self._map(SHIFT + 2 * SLOT_BYTES)
         except TimeoutError:  # an OSError too; to free the flags is to wait for the rank that has not come

@@ -65,13 +65,17 @@ class Planner:
     """
 
     def __init__(self, comm, algorithms, synchronous, memory, seconds):
-        self.deadline = Deadline(seconds)
+        self.deadline, self.synchronous = Deadline(seconds), synchronous
         wait_for_ranks(comm, self.deadline)
-        comm.allreduce(0)  # mpi4py's first of a communicator waits with the interpreter held, and nothing would move
-        self.comm, self.synchronous = register(comm.Dup()), synchronous
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self.node = register(same_node(self.comm))
-        self.nodes = tuple(self.comm.allgather(self.node.bcast(self.rank)))  # of each rank: the first rank on its node
+        first, nodes = np.array(self.rank), np.empty(self.size, int)  # of each rank: the first rank on its node
+        with self.deadline.inside_mpi("for the other ranks, to make a Communicator"):
+            self.comm = register(comm.Dup())
+            self.node = register(same_node(self.comm))
+            self.node.Bcast(first)
+            self.comm.Allgather(first, nodes)
+        self.nodes = tuple(nodes.tolist())
+        comm.allreduce(0)  # mpi4py's first of a communicator waits with the interpreter held: while all are here
         self.node_ranks = [r for r, node in enumerate(self.nodes) if node == self.nodes[self.rank]]
         self.selection = Selection(algorithms, self.nodes, MPI.Get_library_version(), memory)
         self.programs = Programs()

@@ -279,7 +279,7 @@ def report_lost_output(options: Options, why: OSError) -> int:
 def run_ranks(options: Options, inner: list[str], out: Callable[[str], object]) -> int:
     """Return the exit status of the ranks; those that survive others are started again where all have gone or hung."""
     if not options.elastic:
-        return launcher.run(inner, options.ranks, stdout=out, patience=SAVING)
+        return launcher.run(inner, options.ranks, stdout=out, patience=SAVING, silent=options.watch)
     from parallel.elastic.policy import Policy
     from parallel.elastic.supervisor import run_with_restarts
 

@@ -44,6 +44,7 @@ LOST = 125  # of one whose mpiexec itself died or hung, or whose ranks all died:
 NO_RANKS = 30.0  # seconds that mpiexec may stay without a rank, or one without the next, or a rank be stopped unnamed
 LOOK = 5.0  # seconds between two looks whether there are ranks
 SOON = 2.0  # until all of those that are to survive others have started MPI
+SEEN = 3  # times as long as no other rank would see it, a rank may be stopped that others should see
 AWAY = 10.0  # seconds without one, in which this process itself was stopped, or its machine
 # The number of ranks as the launchers tell it: Open MPI, MPICH and Intel MPI, Cray, Slurm.
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -252,7 +253,8 @@ class Job:
         Let other ranks go on where one dies (`why_all_end` must be empty); they say by `ended` how they have ended.
     silent : float
         Seconds after which ranks are killed where no other one sees that they are stopped (SIGSTOP): all of them, or
-        one before MPI has started; 0: never.
+        one before MPI has started; and SEEN times as long where others should see it, as they may wait without end.
+        0: never.
     """
 
     def __init__(
@@ -412,17 +414,20 @@ class Job:
         return before & self._missing | late
 
     def _look_at_stopped(self, ranks: list[int], starts: bool, now: float) -> None:
-        """Kill ranks that are stopped, where no other one can tell: all of them, or one before MPI had started. Ranks
-        that are to be waited for are named, once."""
+        """Kill ranks that are stopped, sooner where no other one can tell: all of them, or one before MPI had started.
+        Ranks that are to be waited for are named, once."""
         still = [pid for pid in ranks if processes.stopped(pid)]
-        if not still or (self._silent and not starts and len(still) < len(ranks)):
+        if not still:
             self._runs_at, self._named = now, False
-        elif not self._named and now > self._runs_at + (self._silent or NO_RANKS):
-            self._named = not self._silent
+            return
+        seen, waited = not starts and len(still) < len(ranks), now - self._runs_at
+        limit = self._silent * (SEEN if seen else 1) or math.inf
+        if waited > limit or (waited > NO_RANKS and not self._named):
+            self._named = True
             whole = "all ranks that are left have" if len(still) == len(ranks) else named(processes.numbers(still))
-            then = "killed" if self._silent else "others wait for that"
-            self.say(f"launch: {whole} been stopped for {now - self._runs_at:.0f} s: {then}\n")
-            processes.send(ranks if self._silent else (), signal.SIGKILL)
+            then = "killed" if waited > limit else "others wait for that"
+            self.say(f"launch: {whole} been stopped for {waited:.0f} s: {then}\n")
+            processes.send(ranks if waited > limit else (), signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Pass output on until the job ends; return its exit status, or None if `timeout` seconds pass first."""

@@ -387,12 +387,17 @@ def last(*arguments):
     else:
         atexit.register(stop)  # MPI has ended by then
 
+if sys.argv[1] == "as memory is made":
+    from collectives.node_memory import window
+    Flags = window.Flags
 prepare, train = training_run.prepare, training_run.train
 when = sys.argv.pop(1)
 if when == "as MPI starts":
     stop()
 elif when == "in start-up":
     training_run.prepare = first
+elif when == "as memory is made":
+    window.Flags = lambda *arguments: stop() or Flags(*arguments)
 else:
     training_run.train = last
 sys.exit(main.main())
@@ -404,6 +409,7 @@ sys.exit(main.main())
     [
         ("in start-up", "rank 0 of 3: start-up has waited {} s for rank 1: stopped, or busy"),
         ("as MPI starts", "in start_mpi"),  # where MPI itself waits for all ranks
+        ("as memory is made", "to make the memory that they share: is a rank stopped?"),  # likewise
         ("at the end", "in end_mpi"),  # likewise
         ("when MPI has ended", "process rank 1"),  # where mpiexec waits for each process
     ],
