@@ -10,5 +10,6 @@
 | aborted.py | what later calls raise on a communicator on which a rank has aborted one |
 | awake.py | a clock that stands still where this process does |
 | deadline.py | how long ranks wait for each other: the loop of every wait that lasts |
+| unfinished.py | memory of messages that not all ranks have come to |
 | revocation.py | the communicators to revoke when a rank has died |
 """

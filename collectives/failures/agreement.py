@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 from mpi4py import MPI
 
-from collectives.failures.deadline import UNFINISHED
+from collectives.failures.unfinished import UNFINISHED
 from collectives.failures.watchdog import describe
 
 MESSAGE_BYTES = 1024  # bytes in which a rank says what it calls

@@ -5,21 +5,13 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from collectives.failures.awake import Awake
 from collectives.failures.job_end import HANGING, abort, rank_of_world
 from collectives.progress import advance_all, in_flight
 
 MARGIN = 10.0  # seconds after a deadline, or the watchdog, that what knows less of who waits for whom gives up
-# By id, arrays or requests of messages to which not all ranks have come: MPI may use them after a wait that has failed.
-UNFINISHED: dict[int, list] = {}
-
-
-def keep_alive(requests: Iterable) -> None:
-    """Keep the memory of messages that may still come, for as long as the process lives: a request holds its buffer."""
-    kept = list(requests)
-    UNFINISHED[id(kept)] = kept
 
 
 class Deadline:

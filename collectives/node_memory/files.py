@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 from mpi4py import MPI
 
-from collectives.failures.deadline import UNFINISHED
+from collectives.failures.unfinished import UNFINISHED
 
 T = TypeVar("T")
 

@@ -16,8 +16,9 @@ from collectives.algorithms.registry import NODES, SEGMENT_BYTES
 from collectives.choosing.selection import AUTOMATIC, NODE_MEMORY, Selection
 from collectives.executor.plan import Plan, array, copying
 from collectives.executor.program import Program, Programs, Transfer
-from collectives.failures.deadline import UNFINISHED, Deadline
+from collectives.failures.deadline import Deadline
 from collectives.failures.revocation import register, unregister
+from collectives.failures.unfinished import UNFINISHED
 from collectives.node_memory.barriers import barrier_of, first_barrier, split_barrier_of
 from collectives.node_memory.plans import LINE_BYTES
 from collectives.node_memory.reduction import by_numpy, libraries_differ, sum_into

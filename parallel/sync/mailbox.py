@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.failures.awake import Awake
-from collectives.failures.deadline import keep_alive
+from collectives.failures.unfinished import keep_alive
 
 LIMIT = 300.0  # seconds that a rank waits for a message by default
 POLLS_BEFORE_SLEEP, POLL_INTERVAL = 50, 1e-4  # seconds; a waiting rank sleeps between polls after this number of them

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives.failures.deadline import keep_alive
+from collectives.failures.unfinished import keep_alive
 from collectives.steps import chunk
 from nn.core.context import LayerContext, MicroBatch
 from nn.core.network import Network, NotFinite

@@ -32,7 +32,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from collectives.failures.deadline import keep_alive
+from collectives.failures.unfinished import keep_alive
 from nn.core.context import LayerContext
 from nn.training.trainer import micro_batches
 from parallel.strategies.pipeline.actions import Action

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from collectives.failures.deadline import keep_alive
+from collectives.failures.unfinished import keep_alive
 from nn.core.layout import Layout, Region
 from parallel.mesh import Mesh
 from parallel.state.placed import Partial, PlacedArray

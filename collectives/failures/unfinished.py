@@ -1,0 +1,11 @@
+"""Memory of messages that not all ranks have come to: MPI may read or write it after the wait for them has failed."""
+
+from collections.abc import Iterable
+
+UNFINISHED: dict[int, list] = {}  # by id, arrays or requests
+
+
+def keep_alive(requests: Iterable) -> None:
+    """Keep the memory of messages that may still come, for as long as the process lives: a request holds its buffer."""
+    kept = list(requests)
+    UNFINISHED[id(kept)] = kept
