@@ -42,6 +42,7 @@ FAULTS = {
 }
 SURVIVED = ("kill a rank", "kill two ranks", "stop a rank", "slow a rank")  # by --elastic respawn, while it runs
 END = 120.0  # seconds within which a run that was hit must have ended
+WATCH = 8  # seconds: --watch, where the options have none, as its default is longer than END
 LEFT = 30.0  # and all of its processes after it
 LOOK = 0.01  # seconds between two looks how far it is
 SMALL = 4096  # bytes that a file may have on a full disk
@@ -109,6 +110,8 @@ class Chaos:
             )
         if any(word.split("=")[0] in ("--out", "--resume") for word in self.options):
             raise ValueError("leave out --out and --resume: every run has a directory of its own")
+        if "--watch" not in [word.split("=")[0] for word in self.options]:
+            self.options = [*self.options, "--watch", str(WATCH)]
 
     def undisturbed(self) -> None:
         """Make the run that all others are compared with, and measure how long it takes."""

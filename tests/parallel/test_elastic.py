@@ -224,7 +224,7 @@ def test_what_a_process_that_was_killed_has_half_written_goes(tmp_path):
 
 
 def test_a_drawn_sample_of_faults(tmp_path, nothing_left):
-    chaos = Chaos([*OPTIONS, "--watch", "8"], tmp_path, seed=4, program=TRAIN)
+    chaos = Chaos(OPTIONS, tmp_path, seed=4, program=TRAIN)
     chaos.undisturbed()
     for number, kind in enumerate(("damage", "full disk", "interrupt", "torn manifest")):
         chaos.kinds = (kind,)
@@ -244,7 +244,7 @@ def test_a_run_that_goes_on_gets_several_faults(tmp_path, nothing_left):
 
 @pytest.mark.exhaustive
 def test_fifty_faults_on_two_ranks(tmp_path, nothing_left):
-    chaos = Chaos([*OPTIONS, "--watch", "8", "--ranks", "2"], tmp_path, seed=5, program=TRAIN)
+    chaos = Chaos([*OPTIONS, "--ranks", "2"], tmp_path, seed=5, program=TRAIN)
     chaos.undisturbed()
     number = 0
     while chaos.injected.total() < 50:
