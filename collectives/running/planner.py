@@ -5,6 +5,7 @@ collective; the Planner of the communicator chooses the algorithm (selection.py)
 binds it (plan.py). Schedules that a caller wrote come by way of custom_schedules.py.
 """
 
+from collections.abc import Callable
 from functools import cache, cached_property, partial
 from itertools import accumulate
 
@@ -18,7 +19,7 @@ from collectives.executor.plan import Plan, array, copying
 from collectives.executor.program import Program, Programs, Transfer
 from collectives.failures.deadline import Deadline
 from collectives.failures.revocation import register, unregister
-from collectives.failures.unfinished import UNFINISHED
+from collectives.failures.unfinished import keep_alive
 from collectives.node_memory.barriers import barrier_of, first_barrier, split_barrier_of
 from collectives.node_memory.plans import LINE_BYTES
 from collectives.node_memory.reduction import by_numpy, libraries_differ, sum_into
@@ -117,7 +118,15 @@ class Planner:
         self.wait_for(request, f"{what} rank {transfer.peer}")
 
     def wait_for(self, request: MPI.Request, what: str) -> None:
-        """Wait until a request is done; what is in flight advances meanwhile.
+        """Wait until a request is done, as `wait_until`; MPI keeps its memory where that raises."""
+        try:
+            self.wait_until(request.Test, what)
+        except BaseException:
+            keep_alive([request])
+            raise
+
+    def wait_until(self, done: Callable[[], bool], what: str) -> None:
+        """Return when done() is true; what is in flight advances meanwhile.
 
         Raises
         ------
@@ -138,7 +147,7 @@ class Planner:
                 raise TimeoutError(message)
             warn_once(message)
 
-        self.deadline.wait(request.Test, self.refuse_aborted, late)
+        self.deadline.wait(done, self.refuse_aborted, late)
 
     def wait_or_abort(self, request: MPI.Request, what: str) -> None:
         """Wait as `wait_for`; abort where that raises: other ranks would take a later message for this one."""
@@ -154,10 +163,8 @@ class Planner:
         Raises as `wait_or_abort`.
         """
         result = np.array(numbers) if root is not None else np.empty((self.size, *numbers.shape), numbers.dtype)
-        UNFINISHED[id(result)] = [numbers, result]
         request = self.comm.Ibcast(result, root) if root is not None else self.comm.Iallgather(numbers, result)
         self.wait_or_abort(request, "for what the other ranks say of their blocks or schedules")
-        del UNFINISHED[id(result)]
         return result
 
     def refuse_aborted(self) -> None:

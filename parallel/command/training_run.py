@@ -39,6 +39,8 @@ from parallel.state.sharded_checkpoints import ShardedCheckpoints
 from parallel.strategies import STRATEGIES, axes, build_trainer
 from parallel.strategies.auto import AUTO
 
+WRITING = 3600.0  # seconds that rank 0 may draw and write
+
 
 def train(options: Options, written: Callable[[], object] = lambda: None, lock: RunLock | None = None) -> dict:
     """Do what the options say; returns what result.json holds.
@@ -246,11 +248,15 @@ def run_attempt(options: Options, parts: Parts, written: Callable[[], object], l
 
 
 def wait_for_writer(world, limit: float) -> None:
-    """Return when all ranks have come here; after `limit` seconds (0: never) one says that it waits, and waits on.
+    """Return when all ranks have come here; after `limit` seconds (0: never) one says that it waits.
 
-    Rank 0 works meanwhile, it draws and writes, so `--watch` ends nothing.
+    Rank 0 draws and writes meanwhile, so the watchdog ends nothing: the ranks that wait are in no call. If rank 0 fails
+    it ends all.
 
-    The ranks that wait are in no call meanwhile, and if rank 0 fails it ends all.
+    Raises
+    ------
+    TimeoutError
+        After WRITING seconds, unless the limit is 0: rank 0 has been stopped, or its disk hangs.
     """
     from collectives.failures.awake import Awake
     from collectives.running.nonblocking import write_stderr
@@ -263,6 +269,8 @@ def wait_for_writer(world, limit: float) -> None:
             write_stderr(
                 f"rank {world.rank} of {world.size}: has waited {limit:g} s for rank 0, which draws and writes"
             )
+        if limit and clock.now() > max(limit, WRITING):
+            raise TimeoutError(f"rank 0 has drawn and written for {clock.now():.0f} s: is it stopped, or its disk?")
 
 
 def introduce(options: Options, parts: Parts, trainer: RunTrainer, say) -> None:

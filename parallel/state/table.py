@@ -138,7 +138,9 @@ class StateTable:
         if whole is None:
             for each in mine:
                 if each.name.startswith(prefix):
-                    self.mesh.communicator.Send(_bytes(each.array), 0, TAG)
+                    communicator = self.mesh.communicator
+                    sent = communicator.Isend(_bytes(each.array), 0, TAG)
+                    communicator.planner.wait_for(sent, f"to send {each.name} to rank 0, which gathers the state")
                     yield each.name, each.array
             return
         for name in sorted(whole, key=self.order):
@@ -176,8 +178,8 @@ class StateTable:
         return found
 
     def _receive(self, rank: int, dtype: np.dtype, size: int) -> np.ndarray:
-        array = np.empty(size, dtype)
-        self.mesh.communicator.Recv(_bytes(array), rank, TAG)
+        array, communicator = np.empty(size, dtype), self.mesh.communicator
+        communicator.planner.wait_for(communicator.Irecv(_bytes(array), rank, TAG), f"for the state of rank {rank}")
         return array
 
     def digest(self, sha) -> None:

@@ -315,3 +315,27 @@ def test_training_converges(comm, methods):
     assert min(scores.values()) > dense - 0.04, (dense, scores)
     with_memory, without = accuracy("topk:0.002"), accuracy("topk:0.002", forget=True)
     assert without < with_memory - 0.02, (dense, with_memory, without)
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_rank_that_sends_no_gradients_is_not_waited_for_without_end(comm):
+    from collectives import Communicator
+    from parallel.sync.compression import parse
+    from parallel.sync.compression.compressed import TAG, CompressedReduceScatter
+
+    layout, communicator = equality.mlp().layout, Communicator(comm)
+    half = layout.size // 2
+    regions = [layout.region(0, half), layout.region(half, layout.size)]
+    pieces = CompressedReduceScatter(communicator, parse("topk:1"), regions, (0, 1), (0, 1), np.float64, 0)
+    gradients = np.arange(1.0, layout.size + 1)
+    parts, mine = (gradients[:half], gradients[half:]), np.zeros(half if comm.rank == 0 else layout.size - half)
+    pieces.reduce(parts, mine, 0)
+    assert np.array_equal(mine, 2 * parts[comm.rank])
+    if comm.rank == 0:
+        communicator.planner.deadline.seconds = 0.3
+        with pytest.raises(TimeoutError, match="for the compressed gradients of rank 1"):
+            pieces.reduce(parts, mine, 1)
+    comm.Barrier()
+    if comm.rank:  # what rank 0 has sent is still there
+        communicator.Recv(np.empty(1 << 20, np.uint8), 0, TAG)
+    communicator.release()

@@ -248,8 +248,9 @@ def test_the_first_rank_is_stopped_as_others_wait_for_its_last_lines(survive, un
 
 
 @pytest.mark.mpi(ranks=3)
-def test_a_rank_says_that_it_waits_for_the_first_one(comm, capfd):
-    """It draws and writes, for as long as that takes."""
+def test_a_rank_says_that_it_waits_for_the_first_one(comm, capfd, monkeypatch):
+    """It draws and writes, for as long as that takes, but no hour."""
+    from parallel.command import training_run
     from parallel.command.training_run import wait_for_writer
 
     communicator = Communicator(comm)
@@ -259,6 +260,14 @@ def test_a_rank_says_that_it_waits_for_the_first_one(comm, capfd):
     said = "rank 1 of 3: has waited 0.3 s for rank 0, which draws and writes\n"
     assert capfd.readouterr().err == (said if comm.rank == 1 else "")
     wait_for_writer(communicator, 0.0)
+    monkeypatch.setattr(training_run, "WRITING", 0.4)
+    if comm.rank:
+        with pytest.raises(TimeoutError):
+            wait_for_writer(communicator, 0.1)
+    comm.Barrier()
+    if comm.rank == 0:
+        communicator.Ibarrier().Wait()
+    comm.Barrier()
     communicator.release()
 
 

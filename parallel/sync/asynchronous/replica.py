@@ -81,10 +81,10 @@ class ReplicaRanks:
     def gather(self, mine: np.ndarray) -> np.ndarray:
         """Return the whole vector on the first rank, elsewhere the rank's own (collective)."""
         if not self.first:
-            self.ranks.Send(mine, 0, TAG)
+            self._send(mine, 0)
             return mine
         for i, part in enumerate(self.parts, 1):
-            self.ranks.Recv(part, i, TAG)
+            self._receive(part, i)
         for i, part in enumerate((mine, *self.parts)):
             for piece, there, here in self.pairs(self.whole, part, i):
                 if piece.is_pushed:
@@ -94,12 +94,18 @@ class ReplicaRanks:
     def scatter(self, mine: np.ndarray) -> None:
         """Give every rank its part of the first rank's whole vector (collective)."""
         if not self.first:
-            self.ranks.Recv(mine, 0, TAG)
+            self._receive(mine, 0)
             return
         for i, part in enumerate(self.parts, 1):
             self.write_part(self.whole, part, i)
-            self.ranks.Send(part, i, TAG)
+            self._send(part, i)
         self.write_part(self.whole, mine, 0)
+
+    def _send(self, array: np.ndarray, rank: int) -> None:
+        self.ranks.planner.wait_for(self.ranks.Isend(array, rank, TAG), f"to send its part of a replica to rank {rank}")
+
+    def _receive(self, array: np.ndarray, rank: int) -> None:
+        self.ranks.planner.wait_for(self.ranks.Irecv(array, rank, TAG), f"for the part of a replica of rank {rank}")
 
     def write_part(self, whole: np.ndarray, part: np.ndarray, index: int | None = None) -> None:
         """Write the part of a whole vector that the rank with this number, by default this one, has."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -146,29 +147,30 @@ class CompressedReduceScatter:
 
     def reduce(self, pieces: Sequence[np.ndarray], out: np.ndarray | None, step: int) -> None:
         """out += what the messages of all ranks stand for, in the piece that this rank keeps (collective)."""
-        rank, mine, requests = self.communicator.rank, None, []
+        rank, mine, requests, planner = self.communicator.rank, None, {}, self.communicator.planner
         for host, piece, encoder in zip(self.hosts, pieces, self.encoders, strict=bool(self.encoders)):
             message = encoder.encode(piece, step, self.maximum)
             if host == rank:
                 mine = message
             else:
-                requests.append(self.communicator.Isend(message, host, TAG))
+                requests[host] = self.communicator.Isend(message, host, TAG)
                 self.sent += message.nbytes
         try:
             for sender in self.senders if self.decoder else ():
                 self.decoder.decode(mine if sender == rank else self._receive(sender), out)
-            for request in requests:
-                request.Wait()
+            for host, request in requests.items():
+                planner.wait_for(request, f"to send compressed gradients to rank {host}")
         except BaseException:
-            keep_alive(requests)
+            keep_alive(requests.values())
             raise
 
     def _receive(self, sender: int) -> np.ndarray:
         """A message, whatever its length."""
-        status = MPI.Status()
-        self.communicator.Probe(sender, TAG, status)
+        communicator, status = self.communicator, MPI.Status()
+        arrived = partial(communicator.Iprobe, sender, TAG, status)
+        communicator.planner.wait_until(arrived, f"for the compressed gradients of rank {sender}")
         message = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-        self.communicator.Recv(message, sender, TAG)
+        communicator.Recv(message, sender, TAG)
         return message
 
     def set_epoch_steps(self, steps: int) -> None:
