@@ -7,7 +7,10 @@ can be given back too early.
 
 Blocks are powers of two in size, so that batches of many sizes share them (as in Knowlton's buddy system, CACM 1965):
 the pool holds the largest number that was in use at once of each size. The end of a block that no array has reached is
-never touched: it costs address space, but no memory.
+never touched: it costs address space, but no memory, or that of one huge page.
+
+Blocks of up to some megabytes are parts of larger slabs, as Linux maps huge pages (2 MiB) only where an array asks for
+them, and NumPy does so from 4 MiB on: with small pages the processor would often wait for a page's address.
 """
 
 import math
@@ -33,6 +36,7 @@ class MemoryPool:
         self._workspaces: dict[str, Block] = {}
         self._ones: dict[np.dtype, np.ndarray] = {}
         self._views: dict[tuple, np.ndarray] = {}  # of workspaces and of ones
+        self._slab = memoryview(b"")  # the part of the newest slab that no block has
 
     def empty(self, shape: tuple[int, ...], dtype) -> np.ndarray:
         """Return an uninitialised array without other references. Small ones come straight from NumPy."""
@@ -40,13 +44,8 @@ class MemoryPool:
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < SMALL:
             return np.empty(shape, dtype)
-        power = (nbytes - 1).bit_length()
-        blocks = self._results.get(power)
-        if blocks is None:
-            blocks = self._results[power] = []
-        i = _find_free(blocks)
-        if i != -1:
-            blocks.append(_block(1 << power) if i is None else blocks.pop(i))
+        blocks = self._same_size(nbytes)
+        blocks.append(_take(blocks) or self._new_block(nbytes))
         return np.ndarray(shape, dtype, *blocks[-1])
 
     def workspace(self, name: str, shape: tuple[int, ...], dtype) -> np.ndarray:
@@ -55,8 +54,11 @@ class MemoryPool:
         view = self._views.get(key)
         if view is None:
             nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-            if name not in self._workspaces or self._workspaces[name][0].nbytes < nbytes + ALIGN:
-                self._workspaces[name] = _block(nbytes)
+            block = self._workspaces.get(name)
+            if block is None or block[0].nbytes < nbytes + ALIGN:
+                if block is not None:
+                    self._same_size(block[0].nbytes - ALIGN).append(block)
+                self._workspaces[name] = _take(self._same_size(nbytes)) or self._new_block(nbytes)
                 self._views = {k: v for k, v in self._views.items() if k[0] != name}
             view = self._keep(key, np.ndarray(shape, dtype, *self._workspaces[name]))
         return view
@@ -70,6 +72,23 @@ class MemoryPool:
                 self._ones[dtype].flags.writeable = False
             view = self._keep((n, dtype), self._ones[dtype][:n])
         return view
+
+    def _same_size(self, nbytes: int) -> list["Block"]:
+        """Return the list of blocks of the smallest power of two that holds `nbytes`."""
+        return self._results.setdefault((nbytes - 1).bit_length(), [])
+
+    def _new_block(self, nbytes: int) -> "Block":
+        """Return a block; one of LEAST to SLAB / 4 bytes is part of a slab.
+
+        A memoryview between slab and block makes the block the owner that views refer to: see `_find_free`.
+        """
+        nbytes = (1 << (nbytes - 1).bit_length()) + ALIGN
+        if not LEAST <= nbytes <= SLAB // 4:
+            return _aligned(np.empty(nbytes, np.uint8))
+        if len(self._slab) < nbytes:
+            self._slab = memoryview(np.empty(SLAB, np.uint8))
+        memory, self._slab = self._slab[:nbytes], self._slab[nbytes:]
+        return _aligned(np.frombuffer(memory, np.uint8))
 
     def _keep(self, key: tuple, view: np.ndarray) -> np.ndarray:
         if len(self._views) == VIEWS:
@@ -94,15 +113,21 @@ class MemoryPool:
 
 SMALL = 4096  # bytes: below, malloc serves from its own lists faster than we can
 ALIGN = 64  # bytes: a cache line
+LEAST, SLAB = 1 << 17, 1 << 25  # bytes
 VIEWS = 1000  # kept; more than that are of shapes that come once
 
 
 Block = tuple[np.ndarray, int]  # bytes that own their memory, and where in them a cache line starts
 
 
-def _block(nbytes: int) -> Block:
-    raw = np.empty(nbytes + ALIGN, np.uint8)
+def _aligned(raw: np.ndarray) -> Block:
     return raw, -raw.ctypes.data % ALIGN
+
+
+def _take(blocks: list[Block]) -> Block | None:
+    """Remove a block that only the list refers to, and return it; None if there is none."""
+    i = _find_free(blocks)
+    return None if i is None else blocks.pop(i)
 
 
 def _find_free(blocks: list[Block]) -> int | None:
@@ -124,7 +149,7 @@ def _find_free(blocks: list[Block]) -> int | None:
 
 def _calibrate() -> int:
     """The reference count that `_find_free` sees of a block in a list and nowhere else."""
-    probe = [_block(1)]
+    probe = [_aligned(np.empty(1, np.uint8))]
     for i in range(1):
         count = sys.getrefcount(probe[i][0])
     return count

@@ -85,6 +85,34 @@ def test_ones_cannot_be_written():
         ones[0] = 2
 
 
+def test_blocks_of_one_slab_are_used_again_one_by_one():
+    """Arrays of 2 MiB share memory of 32 MiB, which lives as long as any of them."""
+    memory = MemoryPool()
+    arrays = [memory.empty((1 << 19,), np.float32) for _ in range(20)]
+    for i, array in enumerate(arrays):
+        array[...] = i
+    first, second, *_ = addresses = list(map(address, arrays))
+    assert len({a // ALIGN for a in addresses}) == 20 and not any(a % ALIGN for a in addresses)
+    assert second - first == arrays[0].nbytes + ALIGN, "side by side, so that large pages hold both"
+    del arrays[3:5], array
+    assert {address(memory.empty((1 << 19,), np.float32)) for _ in range(3)} <= set(addresses[3:5])
+    memory.clear()
+    others = [memory.empty((1 << 19,), np.float32) for _ in range(20)]
+    for other in others:
+        other[...] = -1
+    assert [int(a[0]) for a in arrays] == [*range(3), *range(5, 20)]
+
+
+def test_a_workspace_that_grows_leaves_its_memory_to_others():
+    memory = MemoryPool()
+    small = address(memory.workspace("a", LARGE, np.float32))
+    memory.workspace("a", (2 * SMALL, 4), np.float32)
+    assert address(memory.empty(LARGE, np.float32)) == small
+    for n in range(1, 1000):
+        memory.workspace("b", (n, 1024), np.float32)
+    assert memory.nbytes < 3 * 1000 * 4096, "all sizes together: less than twice the largest power of two"
+
+
 def test_clear_forgets_but_arrays_live_on():
     memory = MemoryPool()
     a = memory.empty(LARGE, np.float32)
