@@ -20,6 +20,7 @@ import numpy as np
 
 PIECE = 1 << 21  # bytes of columns at a time, about
 RUN = 8  # values that a copy should find side by side, at least
+SHORT = 512  # bytes: shorter runs are copied as one item each
 OUTPUTS = 32  # columns that a product should have, at least
 
 
@@ -173,12 +174,13 @@ def _columns(x, geometry, pool):
     for a in range(0, len(x), images):
         part = _padded(x[a : a + images], geometry, pool)
         sn, sy, sx, sc = part.strides
-        shape = groups, len(part), oh, ow, kh, kw, c
+        runs = (1, kw * c) if dw == groups == 1 else (kw, c)  # what lies side by side is one axis, the last
+        shape = groups, len(part), oh, ow, kh, *runs
         patches = strided(part, shape, (c * sc, sn, sh * sy, sw * sx, dh * sy, dw * sx, sc))
         for r in range(0, oh, rows):
             source = patches[:, :, r : r + rows]
             columns = pool.workspace("columns", source.shape, x.dtype)
-            np.copyto(columns, source)
+            copy_runs(columns, source)
             yield slice(a, a + images), slice(r, r + rows), columns.reshape(groups, -1, kh * kw * c)
 
 
@@ -244,6 +246,17 @@ def add_bias(y, bias, pool) -> None:
     repeated = pool.workspace("bias", y.shape[2:], bias.dtype)
     repeated[...] = bias
     rows += repeated.reshape(-1)
+
+
+def copy_runs(target, source) -> None:
+    """Copy an array to one of the same shape and dtype. Where the last axis is short and contiguous, it is one item.
+
+    NumPy takes as long to begin a run as to copy some twenty values of it.
+    """
+    nbytes = source.shape[-1] * source.itemsize
+    if nbytes < SHORT and source.strides[-1] == target.strides[-1] == source.itemsize:
+        target, source = target.view((np.void, nbytes)), source.view((np.void, nbytes))
+    np.copyto(target, source)
 
 
 def strided(array, shape, strides, offset: int = 0) -> np.ndarray:

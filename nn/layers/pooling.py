@@ -15,6 +15,7 @@ import numpy as np
 from nn.arguments import SizePair, call_text
 from nn.core.layer import Layer, ShapeError
 from nn.layers.convolution import Pair, check_image
+from nn.layers.im2col import copy_runs
 from nn.registry import register
 
 
@@ -92,7 +93,7 @@ class MaxPool2d(_Windows):
                 y[...] = values
                 winner[...] = 0
                 continue
-            side_by_side[...] = values
+            copy_runs(side_by_side, values)
             np.greater(side_by_side, y, out=larger)
             np.maximum(side_by_side, y, out=y)
             np.multiply(larger.view(np.uint8), winner.dtype.type(k), out=index)
@@ -112,10 +113,11 @@ class MaxPool2d(_Windows):
         won = ctx.workspace("larger", winner.shape, np.bool_)
         for k, gradients in enumerate(self._offset_views(total, out)):
             np.equal(winner, k, out=won)
+            product = np.multiply(gy, won, out=ctx.workspace("winners", winner.shape, gy.dtype))
             if disjoint:
-                np.multiply(gy, won, out=gradients)
+                copy_runs(gradients, product)
             else:
-                gradients += np.multiply(gy, won, out=ctx.workspace("winners", winner.shape, gy.dtype))
+                gradients += product
         if not inside:
             gx[...] = total[:, ph : ph + h, pw : pw + w]
         return gx, {}

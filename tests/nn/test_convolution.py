@@ -78,13 +78,20 @@ def lowered_cases(draw):
 
 
 @settings(max_examples=120, deadline=None)
-@given(lowered_cases(), st.sampled_from([60, 700, 1 << 20]), st.sampled_from([0, 4, 99]), st.integers(0, 99))
-def test_lowering_is_the_definition(case, piece, wide, seed):
-    """Whatever the geometry, the size of the pieces, and how many output columns are computed together."""
+@given(
+    lowered_cases(),
+    st.sampled_from([60, 700, 1 << 20]),
+    st.sampled_from([0, 4, 99]),
+    st.sampled_from([0, 512]),
+    st.integers(0, 99),
+)
+def test_lowering_is_the_definition(case, piece, wide, short, seed):
+    """Whatever the geometry, the size of the pieces, how many columns are computed together, how runs are copied."""
     layer, shape = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(im2col, "PIECE", piece)
         patch.setattr(im2col, "OUTPUTS", wide)
+        patch.setattr(im2col, "SHORT", short)
         compare_with_definition(layer, sample(shape, seed), seed)
 
 

@@ -155,6 +155,19 @@ def test_empty_batch(layer):
     assert r.y.shape == (0, *layer.specs((7, 8, 2))[1]) and r.gx.shape == (0, 7, 8, 2)
 
 
+@pytest.mark.parametrize("channels", [1, 20, 64, 200])
+def test_channels_that_are_copied_as_one_item_and_those_that_are_not(channels):
+    """Short runs of contiguous channels are copied as single items; images that are not contiguous have none."""
+    x, layer = sample((2, 4, 6, channels)), MaxPool2d(2)
+    gy = sample((2, 2, 3, channels), 1)
+    expected = x.reshape(2, 2, 2, 3, 2, channels).max(axis=(2, 4))
+    plain = one_pass(layer, x, gy=gy)
+    assert (plain.y == expected).all()
+    assert (plain.gx.reshape(2, 2, 2, 3, 2, channels).sum(axis=(2, 4)) == gy).all()
+    turned = one_pass(layer, np.ascontiguousarray(x.transpose(3, 1, 2, 0)).transpose(3, 1, 2, 0), gy=gy)
+    assert (turned.y == plain.y).all() and (turned.gx == plain.gx).all()
+
+
 def test_padding_never_wins():
     assert (one_pass(MaxPool2d(3, stride=2, padding=1), -1 - np.abs(sample())).y <= -1).all()
 
