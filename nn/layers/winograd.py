@@ -74,7 +74,11 @@ def backward(x, gy, weight, gx, geometry, pool, needs_gx: bool, weight_gradient:
     if exchanged:
         geometry, to_kernel = geometry.adjoint(), to_kernel[:, ::-1]
     channels, out_channels = x.shape[3], gy.shape[3]
-    kernels = None if gx is None else _transform_weight(weight, to_kernel, pool).transpose(0, 2, 1)
+    if gx is not None:  # transposed before it is transformed: it is larger then, and the products are slower with a view
+        kh, kw, _, _ = weight.shape
+        transposed = pool.workspace("transposed", (kh, kw, out_channels, channels), weight.dtype)
+        transposed[...] = weight.swapaxes(2, 3)
+        kernels = _transform_weight(transposed, to_kernel, pool)
     total = pool.workspace("winograd weight gradient", (SLOTS, channels, out_channels), gy.dtype)
     product = total  # of the first tiles; the others' are added
     for images, rows in _pieces(len(x), geometry, channels):
