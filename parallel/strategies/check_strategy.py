@@ -48,7 +48,7 @@ def check_strategy(
         Whether it computes what one process computes, to 1e-12. Not so with local updates: then equality, bad steps
         and disagreement are not checked.
     repeatable : bool
-        Whether two runs have the same bits: where not, looking is not compared.
+        Whether two runs have the same bits: where not, a run that is looked at need not have those of another.
 
     Raises
     ------
@@ -72,8 +72,7 @@ def check_strategy(
     case.check_seed()
     case.check_state(as_one)
     case.check_memory()
-    if repeatable:
-        case.check_looking()
+    case.check_looking(repeatable)
 
 
 def _network() -> nn.Network:
@@ -258,22 +257,29 @@ class _Case:
             )
         many.close()
 
-    def check_looking(self) -> None:
-        """Evaluation, predictions, checkpoints and comparisons in between change no bit of what is trained."""
+    def check_looking(self, repeatable: bool) -> None:
+        """Evaluation, predictions, checkpoints and comparisons, before the first step and after each, change no bit."""
         plain, watched = (self.many(overwriting(self.optimizer())) for _ in range(2))
+        look(watched, *self.share(watched, *self.batches[0]))
         for x, y in self.batches:
             mine = self.share(plain, x, y)
             plain.step(*mine)
             watched.step(*mine)
-            watched.sum_scores(*mine[:2])
-            watched.predict(mine[0])
-            watched.state_dict()
-            watched.check_replicas()
-            watched.snapshot()
-        same = plain.digest() == watched.digest()
+            look(watched, *mine)
+        same = not repeatable or plain.digest() == watched.digest()
         self.require(same, "evaluation, predictions, state_dict or check_replicas between steps change what is trained")
         watched.close()
         plain.close()
+
+
+def look(trainer, x, y, *_) -> None:
+    """Do what changes nothing (collective)."""
+    trainer.sum_scores(x, y)
+    trainer.predict(x)
+    trainer.state_dict()
+    trainer.check_replicas()
+    trainer.snapshot()
+    trainer.sync.bytes_sent()
 
 
 def overwriting(optimizer):

@@ -105,7 +105,8 @@ class ShardedOptimizer(GradientSync):
         self.message = StepMessage(self.numbers[:head], self.numbers[head:], self.addends)
         if not self.forward_backward.fixed and not self.compressor:
             self.sends = self.sends_plain
-        self.summed, self.trees, self.pieces, self.step_count, self.dense = self.message, [], [], 0, 0
+        self.summed, self.trees, self.pieces, self.dense = self.message, [], [], 0
+        self.passes = self.step_count = 0  # of the step that runs, so far; begun
         mesh, ranks = self.mesh, range(self.mesh.count)
         if self.forward_backward.fixed:
             for unit in self.units:
@@ -153,7 +154,7 @@ class ShardedOptimizer(GradientSync):
     # ------------------------------------------------------------------------------------------------ a step
 
     def begin_step(self, step, samples, total, parts):
-        self.passes, self.step_count = 0, self.step_count + 1  # of this step so far; begun
+        self.passes, self.step_count = 0, self.step_count + 1
         return super().begin_step(step, samples, total, parts)
 
     def begin_pass(self, micro):
