@@ -7,8 +7,8 @@ A tile of m x m outputs is a product of polynomials, settled by m + r - 1 points
 so m x m outputs of a 3 x 3 kernel (m = 4) cost 36 multiplications a channel instead of 144, those of a 5 x 5 kernel
 (m = 2) 36 instead of 100. Over channels the elementwise products are 36 matrix products. The transforms are products as
 well, of small matrices with views of the data: down the columns with whole rows of the image, as these are contiguous,
-then along the rows with the channels of a tile. So nothing is gathered into tiles or scattered from them. The kernel,
-which is small, is transformed on both axes at once, by G (x) G.
+then along the rows with the channels of a tile, or of two where channels are few. So nothing is gathered into tiles or
+scattered from them. The kernel, which is small, is transformed on both axes at once, by G (x) G.
 
 The points are 0, +-2/3, +-3/2 and infinity. In float32 the rounding error of y and gx is about three times that of the
 direct sum, of gW up to six times (root mean square, some 1e-6 of the values' standard deviation); the usual points 0,
@@ -33,6 +33,7 @@ SIDE = len(POINTS) + 1  # of the tiles that are transformed
 SLOTS = SIDE * SIDE
 MIN_TILES = 128  # tiles at a time; more where there are so few channels that a slot has less than VALUES values
 VALUES = 8192
+FEW = 64  # channels
 BATCH = 16  # images that share a transformed kernel, for what it costs
 
 
@@ -74,12 +75,11 @@ def backward(x, gy, weight, gx, geometry, pool, needs_gx: bool, weight_gradient:
     if exchanged:
         geometry, to_kernel = geometry.adjoint(), to_kernel[:, ::-1]
     channels, out_channels = x.shape[3], gy.shape[3]
-    if gx is not None:  # transposed before it is transformed: it is larger then, and the products are slower with a view
-        kh, kw, _, _ = weight.shape
-        transposed = pool.workspace("transposed", (kh, kw, out_channels, channels), weight.dtype)
+    if gx is not None:  # a contiguous transpose makes the products faster, and before the transform it is smaller
+        transposed = pool.workspace("transposed", (*weight.shape[:2], out_channels, channels), weight.dtype)
         transposed[...] = weight.swapaxes(2, 3)
         kernels = _transform_weight(transposed, to_kernel, pool)
-    total = pool.workspace("winograd weight gradient", (SLOTS, channels, out_channels), gy.dtype)
+    total = pool.workspace("winograd weight gradient", (SIDE, SIDE, channels, out_channels), gy.dtype)
     product = total  # of the first tiles; the others' are added
     for images, rows in _pieces(len(x), geometry, channels):
         if exchanged:
@@ -92,7 +92,7 @@ def backward(x, gy, weight, gx, geometry, pool, needs_gx: bool, weight_gradient:
                 _scatter(gy_tiles, kernels, gx[images], geometry, pool)
         if weight_gradient:
             x_tiles = (_spread if exchanged else _transform_input)(x[images], rows, geometry, pool)
-            np.matmul(x_tiles.transpose(0, 2, 1), gy_tiles, out=product)
+            np.matmul(x_tiles.swapaxes(2, 3), gy_tiles, out=product)
             if product is not total:
                 total += product
             product = pool.workspace("product", total.shape, gy.dtype)
@@ -185,24 +185,25 @@ def _pieces(n: int, geometry, channels: int):
 
 
 def _transform_weight(weight, matrix, pool) -> np.ndarray:
-    """G w G^T: (kh, kw, c, o) to (slots, c, o)."""
+    """G w G^T: (kh, kw, c, o) to (SIDE, SIDE, c, o)."""
     kh, kw, c, o = weight.shape
-    transformed = pool.workspace("winograd weights", (SLOTS, c, o), weight.dtype)
+    transformed = pool.workspace("winograd weights", (SIDE, SIDE, c, o), weight.dtype)
     np.matmul(matrix, weight.reshape(kh * kw, c * o), out=transformed.reshape(SLOTS, -1))
     return transformed
 
 
 def _transform_input(x, rows, geometry, pool) -> np.ndarray:
-    """B^T x B for every tile of these rows: (slots, tiles, channels)."""
+    """B^T x B for every tile of these rows: (SIDE, SIDE, tiles, channels)."""
     (n, _, _, c), m = x.shape, step(geometry.kernel[1])
     th, tw = len(rows), _tiles(geometry)[1]
     half = pool.workspace("winograd rows", (SIDE, n, th, (tw - 1) * m + SIDE, c), x.dtype)
     rows_to_slots(x, half, geometry, rows)
+    group, _, matrix = _neighbours(geometry.kernel[1], tw, c, x.dtype)
     sv, sn, sy, sx, sc = half.strides
-    windows = strided(half, (SIDE, n, th, tw, SIDE, c), (sv, sn, sy, m * sx, sx, sc))
-    tiles = pool.workspace("winograd tiles", (SIDE, SIDE, n, th, tw, c), x.dtype)
-    np.matmul(cook_toom_of(geometry.kernel[1], x.dtype)[1].T, windows, out=_slots_last(tiles))
-    return tiles.reshape(SLOTS, -1, c)
+    windows = strided(half, (SIDE, n, th, tw // group, len(matrix), c), (sv, sn, sy, group * m * sx, sx, sc))
+    tiles = pool.workspace("winograd tiles", (SIDE, n, th, tw // group, group * SIDE, c), x.dtype)
+    np.matmul(matrix.T, windows, out=tiles)
+    return _by_slot(tiles)
 
 
 def _convolve(tiles, kernels, y, rows, geometry, pool) -> None:
@@ -210,37 +211,47 @@ def _convolve(tiles, kernels, y, rows, geometry, pool) -> None:
     (n, _, _, o), m = y.shape, step(geometry.kernel[1])
     th, tw = len(rows), _tiles(geometry)[1]
     products = pool.workspace("winograd products", (SIDE, SIDE, n, th, tw, o), y.dtype)
-    np.matmul(tiles, kernels, out=products.reshape(SLOTS, -1, o))
+    np.matmul(tiles, kernels, out=products.reshape(SIDE, SIDE, -1, o))
     half = pool.workspace("winograd rows", (SIDE, n, th, tw * m, o), y.dtype)
     matrix = cook_toom_of(geometry.kernel[1], y.dtype)[0].T
-    np.matmul(matrix, _slots_last(products), out=half.reshape(SIDE, n, th, tw, m, o))
+    np.matmul(matrix, products.transpose(0, 2, 3, 4, 1, 5), out=half.reshape(SIDE, n, th, tw, m, o))
     slots_to_rows(half, y, geometry, rows)
 
 
 def _spread(gy, rows, geometry, pool) -> np.ndarray:
-    """A gy A^T for every tile of these rows: (slots, tiles, channels)."""
+    """A gy A^T for every tile of these rows: (SIDE, SIDE, tiles, channels)."""
     (n, _, _, o), m = gy.shape, step(geometry.kernel[1])
     th, tw = len(rows), _tiles(geometry)[1]
     half = pool.workspace("winograd rows", (SIDE, n, th, tw * m, o), gy.dtype)
     spread_rows(gy, half, geometry, rows)
-    products = pool.workspace("winograd products", (SIDE, SIDE, n, th, tw, o), gy.dtype)
-    matrix = cook_toom_of(geometry.kernel[1], gy.dtype)[0]
-    np.matmul(matrix, half.reshape(SIDE, n, th, tw, m, o), out=_slots_last(products))
-    return products.reshape(SLOTS, -1, o)
+    group, matrix, _ = _neighbours(geometry.kernel[1], tw, o, gy.dtype)
+    products = pool.workspace("winograd products", (SIDE, n, th, tw // group, group * SIDE, o), gy.dtype)
+    np.matmul(matrix, half.reshape(SIDE, n, th, tw // group, group * m, o), out=products)
+    return _by_slot(products)
 
 
 def _scatter(gy_tiles, kernels, gx, geometry, pool) -> None:
     """Products of every slot with its kernel, and B of them B^T, overlapping tiles added: into gx, whole images."""
     (n, h, w, c), (th, tw) = gx.shape, _tiles(geometry)
-    tiles = pool.workspace("winograd tiles", (SIDE, n * th * tw, SIDE, c), gx.dtype)
-    by_slot = gy_tiles.reshape(SIDE, SIDE, *gy_tiles.shape[1:])
-    np.matmul(by_slot, kernels.reshape(SIDE, SIDE, *kernels.shape[1:]), out=tiles.swapaxes(1, 2))
+    tiles = pool.workspace("winograd tiles", (SIDE, n, th, tw * SIDE, c), gx.dtype)
+    np.matmul(gy_tiles, kernels, out=_by_slot(tiles))
     vertical, horizontal = (_scattering(*axis, gx.dtype) for axis in geometry.axes)
     half = pool.workspace("winograd rows", (n, SIDE, th, w, c), gx.dtype)
-    columns = tiles.reshape(SIDE, n, th, tw * SIDE, c)
-    np.matmul(horizontal.reshape(w, -1), columns, out=half.swapaxes(0, 1))
+    np.matmul(horizontal.reshape(w, -1), tiles, out=half.swapaxes(0, 1))
     matrix = vertical.swapaxes(1, 2).reshape(h, -1)
     np.matmul(matrix, half.reshape(n, SIDE * th, w * c), out=gx.reshape(n, h, w * c))
+
+
+@cache
+def _neighbours(taps: int, tiles: int, channels: int, dtype) -> tuple[int, np.ndarray, np.ndarray]:
+    """Return how many tiles of a row are transformed together, and A (slots, outputs) and B (columns, slots) of these.
+
+    Two, where channels are few: then one larger product is faster, in spite of its zeros.
+    """
+    group, m = (2 if tiles % 2 == 0 and channels < FEW else 1), step(taps)
+    columns = (group - 1) * m + SIDE
+    b = _scattering(columns, group * m, 0, taps, dtype).reshape(columns, -1)
+    return group, np.kron(np.eye(group), cook_toom(m, taps)[0]).astype(dtype), b
 
 
 @cache
@@ -253,9 +264,9 @@ def _scattering(size: int, outputs: int, padding: int, taps: int, dtype) -> np.n
     return whole[padding : padding + size]
 
 
-def _slots_last(tiles) -> np.ndarray:
-    """Tiles (SIDE, SIDE, n, rows, columns, channels) as a matrix (SIDE, channels) for each slot of their columns."""
-    return tiles.transpose(0, 2, 3, 4, 1, 5)
+def _by_slot(tiles) -> np.ndarray:
+    """Rows of tiles (SIDE, ..., tiles SIDE, channels) as (SIDE, SIDE, tiles, channels): a view."""
+    return tiles.reshape(SIDE, -1, SIDE, tiles.shape[-1]).swapaxes(1, 2)
 
 
 # ----------------------------------------------------------------------- one axis, also for winograd_rows

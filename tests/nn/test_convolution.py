@@ -249,6 +249,7 @@ def test_rounding_of_winograd_in_float32(channels, kernel):
 def test_points_are_those_that_round_least():
     """A check that the bound above can fail: the classical points are worse by half at least."""
     caches = winograd.cook_toom_of, winograd.axis_transforms, winograd._kernel_transform
+    caches += winograd._neighbours, winograd._scattering
     ours = error_of(winograd, 32, 3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(winograd, "POINTS", (0.0, 1.0, -1.0, 2.0, -2.0))
