@@ -23,14 +23,14 @@ import resource
 import struct
 import sys
 import tempfile
-import traceback
 import tracemalloc
 import zipfile
 from pathlib import Path
 
 import pytest
+from forks import in_a_fork
 
-FEW, MANY = 300, 500  # inputs of every reader: the harmful ones come first
+FEW, MANY = 150, 500  # inputs of every reader: the harmful ones come first
 LONGEST = 60  # seconds for one input, on however busy a machine: it takes a millisecond
 SPARE = 16 << 20  # bytes that reading takes beside what the file can hold
 RATIO = 1100  # DEFLATE's best is 1032
@@ -471,24 +471,10 @@ def work(name, first, last):
     print(refused)
 
 
-def in_a_fork(call, *arguments):
-    """(exit status, stdout, stderr) of a call in a fork of this process, which has imported all that is needed."""
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        if not (child := os.fork()):
-            status = 1
-            try:
-                for descriptor, file in (1, out), (2, errors):
-                    os.dup2(file.fileno(), descriptor)
-                sys.stdout, sys.stderr = (open(fd, "w", closefd=False) for fd in (1, 2))  # noqa: SIM115 - to the end
-                call(*arguments)
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush(), sys.stderr.flush()
-                os._exit(status)  # what is to be cleaned up is the parent's
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        return status, *(file.seek(0) or file.read() for file in (out, errors))
+@pytest.fixture(scope="module", autouse=True)
+def readers_are_imported():
+    """Import the readers before the forks, which would each import them again."""
+    readers()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from conftest import PATIENCE
+from forks import run_program
 
 from collectives.pricing.topology import named_topology
 from parallel.command.arguments import new_directory, new_file, number, whole
@@ -62,12 +64,19 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), WRONG)
-def test_a_wrong_argument_is_one_line(arguments, words):
+def test_a_wrong_argument_is_one_line(arguments, words, monkeypatch):
     script, *rest = arguments.split()
-    command = [sys.executable, str(SCRIPTS / script), *rest]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=SCRIPTS.parent)
-    assert done.returncode == 2 and not done.stdout, done
-    assert words in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    monkeypatch.chdir(SCRIPTS.parent)
+    status, out, errors = run_program(SCRIPTS / script, *rest)
+    assert status == 2 and not out, (status, out, errors)
+    assert words in errors and errors.count("\n") == 1, errors
+
+
+def test_a_program_in_a_fork_ends_as_in_a_process_of_its_own():
+    """Control of the test above."""
+    command = SCRIPTS / "workload.py", "cnn", "--classes", "0"
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == run_program(*command)
 
 
 @pytest.fixture
