@@ -30,7 +30,7 @@ from pathlib import Path
 import pytest
 from forks import in_a_fork
 
-FEW, MANY = 150, 500  # inputs of every reader: the harmful ones come first
+FEW, MANY = 300, 500  # inputs of every reader: the harmful ones come first
 LONGEST = 60  # seconds for one input, on however busy a machine: it takes a millisecond
 SPARE = 16 << 20  # bytes that reading takes beside what the file can hold
 RATIO = 1100  # DEFLATE's best is 1032
