@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
@@ -185,35 +186,60 @@ def _columns(x, geometry, pool):
 
 
 def _scatter(gy, weight, gx, geometry, pool) -> None:
-    """gx by adding every patch's gradient to where the patch came from: first along rows, then along columns."""
-    h, w, channels = gx.shape[1:]
-    kh, kw, c, _ = weight.shape
-    (sh, sw), (dh, dw), groups = geometry.stride, geometry.dilation, geometry.groups
-    (top, _), (left, _) = geometry.padding
-    oh, ow = geometry.out
+    """gx by adding every patch's gradient to where the patch came from: first along columns, then along rows."""
+    (h, w, _), (kh, kw, c, _), groups, (oh, ow) = gx.shape[1:], weight.shape, geometry.groups, geometry.out
+    axes = zip(geometry.axes, geometry.stride, geometry.dilation, strict=True)
+    (vertical, other_rows), (horizontal, other_columns) = (_taps(*axis, *steps) for axis, *steps in axes)
     matrices = _by_group(weight, groups).transpose(0, 2, 1)
-    images, rows = _piece(len(gx), oh, ow * kh * kw * channels * gx.itemsize)
+    images, rows = _piece(len(gx), oh, ow * kh * kw * c * groups * gx.itemsize)
     for a in range(0, len(gx), images):
-        part = gx[a : a + images]
-        n, (height, width) = len(part), geometry.padded
-        half = pool.workspace("half columns", (groups, n, height, ow, kw, c), gx.dtype)
-        half[...] = 0
-        for r in range(0, oh, rows):
+        part = gx[a : a + images].reshape(-1, h, w, groups, c)
+        half = pool.workspace("half columns", (groups, len(part), h, ow, kw * c), gx.dtype)
+        half[:, :, other_rows] = 0
+        for r in reversed(range(0, oh, rows)):  # rows below first: a row is written before later taps are added to it
             piece = gy[a : a + images, r : r + rows]
             count = piece.shape[1]
-            columns = pool.workspace("columns", (groups, n, count, ow, kh, kw, c), gx.dtype)
+            columns = pool.workspace("columns", (groups, len(part), count, ow, kh, kw * c), gx.dtype)
             matrix = columns.reshape(groups, -1, kh * kw * c)
             np.matmul(_split(piece, matrix), matrices, out=matrix)
-            for u in range(kh):
-                first = r * sh + u * dh
-                target = half[:, :, first : first + (count - 1) * sh + 1 : sh]
-                target += columns[:, :, :, :, u]
-        whole = pool.workspace("padded", (n, height, width, groups, c), gx.dtype)
-        whole[...] = 0
-        for v in range(kw):
-            target = whole[:, :, v * dw : v * dw + (ow - 1) * sw + 1 : sw]
-            target += half[:, :, :, :, v].transpose(1, 2, 3, 0, 4)
-        part[...] = whole.reshape(n, height, width, channels)[:, top : top + h, left : left + w]
+            for u, is_first, outputs, pixels in vertical:
+                own = slice(max(0, r - outputs.start), max(0, r + count - outputs.start))
+                source = columns[:, :, max(0, outputs.start - r) : max(0, outputs.stop - r), :, u]
+                _write_or_add(half[:, :, _slice(pixels[own])], source, is_first)
+        part[:, :, other_columns] = 0
+        half = half.reshape(*half.shape[:-1], kw, c).transpose(1, 2, 3, 0, 4, 5)
+        for v, is_first, outputs, pixels in horizontal:
+            _write_or_add(part[:, :, _slice(pixels)], half[:, :, _slice(outputs), :, v], is_first)
+
+
+def _write_or_add(target, source, is_first: bool) -> None:
+    if is_first:
+        copy_runs(target, source)
+    else:
+        target += source
+
+
+def _slice(indices: range) -> slice:
+    return slice(indices.start, indices.stop, indices.step)
+
+
+@cache
+def _taps(size: int, outputs: int, padding: int, taps: int, stride: int, dilation: int) -> tuple[list, list[int]]:
+    """Return (tap, whether no earlier tap is at any of its pixels, outputs, their pixels), and where no first tap is.
+
+    Along one axis, and inside the image: output i of a tap is at pixel tap * dilation - padding + i * stride.
+    """
+    reached, written, items = set(), set(), []
+    for tap in range(taps):
+        first = tap * dilation - padding
+        inside = range(max(0, -(first // stride)), min(outputs, (size - 1 - first) // stride + 1))
+        pixels = range(first + inside.start * stride, first + inside.stop * stride, stride)
+        if inside:
+            is_first = reached.isdisjoint(pixels)
+            items.append((tap, is_first, inside, pixels))
+            written.update(pixels if is_first else ())
+            reached.update(pixels)
+    return items, sorted(set(range(size)) - written)
 
 
 def _piece(images: int, out_rows: int, row_bytes: int) -> tuple[int, int]:
