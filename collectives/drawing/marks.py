@@ -109,13 +109,19 @@ def buffer_heads(ax, names, left, pitch):
         ax.annotate(name, (left + i * pitch, 1), (0, 3), **words, **across)
 
 
-def label_ends(ax, names, size=9):
-    """Write each line's name next to its last point, moved up or down until no two overlap: `names` {Line2D: text}.
+def label_ends(axes, size=9):
+    """Write each line's name next to its last point, moved up or down until no two overlap.
 
-    Call it when limits and scales are set. The axes need room for the names to the right of the last points.
+    `axes` {Axes of one figure: {Line2D: name}}. Call it when limits and scales are set. The axes need room for the
+    names to the right of the last points.
     """
+    next(iter(axes)).figure.draw_without_rendering()  # places all axes, where a layout engine does
+    for ax, names in axes.items():
+        _label_ends(ax, names, size)
+
+
+def _label_ends(ax, names, size):
     figure, height = ax.figure, 1.3 * size
-    figure.draw_without_rendering()  # places the axes, where a layout engine does
     points = {line: tuple(array[-1] for array in line.get_data()) for line in names}
     heights = {line: ax.transData.transform(point)[1] * 72 / figure.dpi for line, point in points.items()}
     order = sorted(names, key=heights.get)

@@ -68,17 +68,24 @@ def check_finish(finish):
     checks.right("as the checker says, and a circle is found")
 
 
+MOST_COLUMNS = 40  # of a picture of actions
+
+
 def draw_rows(actions, error):
-    """What each rank was to do, one action after the other; red: what cannot run, or the rank that lacks something."""
+    """What each rank was to do, one action after the other; red: what cannot run, or the rank that lacks something.
+
+    Of long rows it shows MOST_COLUMNS, the wrong one among them.
+    """
+    first = max(0, (error.column or 0) + 1 - MOST_COLUMNS)
+    columns = range(first, min(first + MOST_COLUMNS, max(map(len, actions))))
     _, ax = plt.subplots(figsize=(10, 0.5 * len(actions) + 0.6))
     for rank, row in enumerate(actions):
-        for i, action in enumerate(row):
+        for i, action in list(enumerate(row))[first : first + MOST_COLUMNS]:
             wrong = rank == error.rank and error.column in (None, i)
             ax.barh(rank, 0.9, left=i, color=RED if wrong else BLUE, alpha=1 if wrong else 0.4)
             ax.text(i + 0.45, rank, str(action), ha="center", va="center", color=INK, fontsize=8)
     ax.set_yticks(range(len(actions)), [f"rank {rank}" for rank in range(len(actions))])
-    columns = range(max(map(len, actions)))
-    ax.set_xticks(np.arange(len(columns)) + 0.45, columns)
+    ax.set_xticks(np.array(columns) + 0.45, columns)
     ax.set(xlabel="column", title="yours, before it is run")
     ax.invert_yaxis()
 

@@ -86,7 +86,7 @@ def draw_scaling(curves: dict[str, Sequence[Scaled]], batch: int, title: str):
     if len(curves) > 1:
         most = max(line.get_xdata()[-1] for line in names)
         left.set_xlim(right=8 * most)  # room for the names
-        label_ends(left, names)
+        label_ends({left: names})
     return left.figure
 
 

@@ -222,7 +222,7 @@ def draw(rows: list[dict], chosen: Mapping):
     down = -(-len(names) // across)
     figure = Figure(figsize=(8, 0.4 + 2.5 * down), layout="constrained")
     panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
-    labels = []
+    labels = {}
     for axes, name in itertools.zip_longest(panels.flat, names):
         if name is None:
             axes.axis("off")
@@ -234,7 +234,7 @@ def draw(rows: list[dict], chosen: Mapping):
             (line,) = axes.plot(row["sent"], row["losses"], lw=1.4, ms=3, zorder=1 + mine, **style)
             if mine:
                 own[line] = row["method"]
-        labels.append((axes, own))
+        labels[axes] = own
         axes.set_title(name, fontsize=10, loc="left", fontweight="bold")
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
@@ -244,8 +244,7 @@ def draw(rows: list[dict], chosen: Mapping):
     figure.supxlabel("MB that a rank has sent", fontsize=9)
     figure.supylabel("training loss, epoch by epoch", fontsize=9)
     figure.suptitle(title(chosen), fontsize=10)
-    for axes, own in labels:
-        label_ends(axes, own, 8)
+    label_ends(labels, 8)
     return figure
 
 
