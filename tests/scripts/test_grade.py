@@ -4,6 +4,7 @@ import configparser
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from conftest import PATIENCE
 from parallel.testing.grade import Collector, Criterion, page, reason
 
 ROOT = Path(__file__).parents[2]
+GRADERS = ROOT / "scripts" / "grading"
 SOLUTIONS, STARTERS = ROOT / "tests" / "projects", ROOT / "notebooks" / "projects"
 PROJECTS = ("data_parallel", "sharded_optimizer", "pipeline")
 
@@ -78,13 +80,36 @@ def clean() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
 
 
-@pytest.mark.parametrize("project", PROJECTS)
+@pytest.mark.parametrize(
+    "project", ["pipeline", *(pytest.param(p, marks=pytest.mark.exhaustive) for p in PROJECTS[:2])]
+)
 def test_a_solution_has_all_points(project, tmp_path):
     points = graded(project, SOLUTIONS, tmp_path)
     assert all(given == possible for given, possible in points.values()), points
-    assert sum(possible for _, possible in points.values()) == 100
+    assert points == {text: (possible, possible) for text, possible in criteria(project).items()}
+
+
+def test_solutions_pass_all_cases():
+    """Of the projects that the test above leaves out: in one pytest, whose cases share ranks."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "parallel.testing.plugin"]
+    command += ["-o", "addopts=", "--rootdir", GRADERS, *(GRADERS / f"grade_{project}.py" for project in PROJECTS[:2])]
+    environment = clean() | {"RINGPROP_PROJECT": str(SOLUTIONS)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT, env=environment)
+    assert done.returncode == 0 and re.fullmatch(r"\d+ passed in .*", done.stdout.splitlines()[-1]), done.stdout
+
+
+def criteria(project: str) -> dict[str, float]:
+    """Return the points of each criterion, by the marks of the grader's tests."""
+    text = (GRADERS / f"grade_{project}.py").read_text()
+    return {text: float(points) for points, text in re.findall(r'@pytest\.mark\.points\((\d+), "(.*)"\)', text)}
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+def test_criteria_have_100_points_together_as_the_table_has(project):
+    points = criteria(project)
+    assert sum(points.values()) == 100
     table = (STARTERS / "README.md").read_text()
-    for criterion, (_, possible) in points.items():
+    for criterion, possible in points.items():
         words = " ".join(criterion.split()[:2]).rstrip(",:")
         assert f"| {possible:g} | {words}" in table, f"README.md lacks: {criterion}"
 
@@ -183,7 +208,7 @@ def test_the_reason_is_the_error_not_where_it_is():
 
 
 def test_each_case_says_why_a_file_cannot_be_imported(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("grading", ROOT / "scripts" / "grading" / "conftest.py")
+    spec = importlib.util.spec_from_file_location("grading", GRADERS / "conftest.py")
     grading = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(grading)
     (tmp_path / "pipeline.py").write_text("import no_such_module\n")
