@@ -58,7 +58,11 @@ def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
 
 def length_rows(length: int, ranks: int, quick: bool) -> Iterator[Row]:
     """A training step on one sequence: seconds and bytes of a rank, beside those that are predicted."""
-    found = run({"predicted": length, "steps": 2 if quick else 10}, suite=__file__, ranks=ranks)
+    found = run(
+        {"predicted": length, "steps": 2 if quick else 10, "network": 0.002 if quick else 0.02},
+        suite=__file__,
+        ranks=ranks,
+    )
     case, cores = f"length {length:,}, {ranks} rank{'s' * (ranks > 1)}", os.cpu_count() or 1
     note = f"{ranks} ranks share {cores} cores" if ranks > cores else ""
     yield Row(f"{case}, step", *(1e3 * seconds for seconds in found["seconds"]), "estimate", "ms", ranks, 1, note)
@@ -68,7 +72,7 @@ def length_rows(length: int, ranks: int, quick: bool) -> Iterator[Row]:
 
 def expert_rows(quick: bool) -> Iterator[Row]:
     """What sends positions to their experts, at an even load."""
-    result = run({"routed": ROUTED, "calls": 5 if quick else 200}, suite=__file__)
+    result = run({"routed": ROUTED, "calls": 5 if quick else 200, "network": 0.002 if quick else 0.05}, suite=__file__)
     for positions, (ours, price) in zip(ROUTED, result["seconds"], strict=True):
         case = f"experts' alltoallv, {RANKS} ranks, {positions:,} positions a rank"
         yield Row(case, 1e6 * ours, 1e6 * price, "price", "us", RANKS, 1, f"{FEATURES} features, two experts each")
@@ -142,7 +146,7 @@ def predict_and_train(task: dict, world) -> dict:
     given = network, nn.CrossEntropyLoss(), nn.Adam(1e-3)
     x, y = layer_times.random_batch(network, 1)
     with threadpool_limits(1):
-        measured = measure_network(world, seconds=0.02) if size > 1 else NETWORKS["workstation"]
+        measured = measure_network(world, seconds=task["network"]) if size > 1 else NETWORKS["workstation"]
         quiet_barrier(world)
         times = layer_times.measure_layers(nn.Trainer(*given), x, y, max(2, task["steps"] // 2))
         job = layer_times.job_of(network, times, 1, 1, 2, node_memory=False)
@@ -170,7 +174,7 @@ def send_to_experts(task: dict, world) -> dict:
     from parallel.planning.group_costs import Group
     from parallel.strategies.expert.dispatch import ExpertRanks
 
-    network, found = measure_network(world, seconds=0.05), []
+    network, found = measure_network(world, seconds=task["network"]), []
     group = ExpertRanks(Communicator(world))
     for positions in task["routed"]:
         sent = np.full((world.size, 1), 2 * positions // world.size)

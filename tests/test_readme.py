@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import PATIENCE
+from forks import run_program
 
 import collectives
 from parallel.command import factory
@@ -154,8 +155,9 @@ def flags_of(script: str) -> set[str]:
     """The flags in a script's own --help."""
     if script == "scripts/train.py":
         return {flag for action in parser()._actions for flag in action.option_strings}
-    done = subprocess.run([sys.executable, ROOT / script, "--help"], capture_output=True, text=True, check=True)
-    return set(re.findall(r"--[a-z][a-z-]*", done.stdout))
+    status, out, errors = run_program(ROOT / script, "--help")
+    assert status == 0, errors
+    return set(re.findall(r"--[a-z][a-z-]*", out))
 
 
 # Programs of others, whose flags we do not know: what follows one of them up to the name of a script.

@@ -16,7 +16,7 @@ import benchmarking  # noqa: E402
 import netlab  # noqa: E402
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
-RATE, NBYTES = 25, 1 << 20  # Mbit/s, bytes: so slow that a busy machine keeps up
+RATE, NBYTES = 25, 1 << 19  # Mbit/s, bytes: so slow that a busy machine keeps up
 pytestmark = [
     pytest.mark.skipif(bool(netlab.why_not()), reason=str(netlab.why_not())),
     pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside this Python"),
