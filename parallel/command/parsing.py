@@ -7,12 +7,10 @@ makes no sense by rules.py; an option that does not exist is named with the one 
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import sys
 import textwrap
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -56,6 +54,8 @@ class Help(argparse.Action):
 
     def __call__(self, parser, namespace, topic, option_string=None):
         if topic not in (None, "all", "strategies", *TOPICS):
+            import difflib
+
             near = difflib.get_close_matches(topic, ("all", "strategies", *TOPICS), n=1)
             hint = f": did you mean {near[0]}?" if near else ""
             parser.error(f"--help: no topic {shown(topic)}{hint}; there are {', '.join(TOPICS)}, strategies, all")
@@ -131,6 +131,8 @@ def _add(group, name: str) -> None:
 def nearest(name: str, known: Iterable[str]) -> str:
     """The name, and which one may have been meant."""
     words = [each[2:] for each in known if each.startswith("--")]  # dashes would make all names look alike
+    import difflib  # takes milliseconds, which a run without a mistake need not spend
+
     near = difflib.get_close_matches(name.lstrip("-"), words, n=1)
     return shown(name) + (f": did you mean --{near[0]}?" if near else "")
 
@@ -195,6 +197,8 @@ def attach_values(argv: list[str]) -> list[str]:
 
 def read_toml(path: str) -> dict:
     """Options from a TOML file: keys as the flags, with _ or - between words."""
+    import tomllib
+
     from nn.reading import read_bytes  # and with it NumPy, which --help does without
 
     try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from importlib import metadata
 from pathlib import Path
 
 PACKAGE = "ringprop"
@@ -16,6 +15,8 @@ HASH = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 def version() -> str:
     """The version of the installed package; "unknown" where nothing was installed."""
+    from importlib import metadata  # takes milliseconds, which the ranks that write no run directory need not spend
+
     try:
         return metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:
@@ -56,6 +57,8 @@ def _of_checkout(git: Path) -> str | None:
 
 def _of_installation() -> str | None:
     """Of `pip install git+https://...`: what pip has noted (PEP 610)."""
+    from importlib import metadata
+
     try:
         noted = metadata.distribution(PACKAGE).read_text("direct_url.json")
         found = json.loads(noted or "{}").get("vcs_info", {}).get("commit_id")

@@ -9,6 +9,7 @@ one process's by less than 1e-12 relative.
 from functools import cache
 
 import numpy as np
+import pytest
 
 import nn
 from nn.core.layer import Sequential
@@ -74,6 +75,21 @@ def one_process(model: str, optimizer: str, clip: int = 0, steps: int = STEPS):
     """(trainer after the steps, losses) of nn.Trainer."""
     trainer = nn.Trainer(MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](CLIPS[clip]), seed=SEED)
     return trainer, train(trainer, model, steps)
+
+
+def pairs(first, second, times: int = 1) -> list:
+    """Return parameters (a, b), every a with every b; all but a few are exhaustive.
+
+    The few hold each a and each b `times` times or more: further pairs repeat the proof.
+    """
+    first, second = list(first), list(second)
+    steps = max(len(first), len(second))
+    kept = {(i % len(first), (i + k) % len(second)) for i in range(steps) for k in range(times)}
+    every = [(i, j) for i in range(len(first)) for j in range(len(second))]
+    marks = {True: (), False: pytest.mark.exhaustive}
+    return [
+        pytest.param(first[i], second[j], marks=marks[(i, j) in kept], id=f"{first[i]}-{second[j]}") for i, j in every
+    ]
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> float:

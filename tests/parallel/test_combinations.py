@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from functools import cache
 
 import numpy as np
 import pytest
@@ -45,19 +46,27 @@ def branches():
     return nn.Network(nn.Sequential(two, nn.ReLU(), nn.Flatten(), nn.Linear(180, 10)), (8, 8, 1), np.float64)
 
 
+@cache
+def one_process(model, optimizer, clip):
+    """(parameters, losses) of the steps in one process."""
+    build = MODELS[model] if isinstance(model, str) else model
+    one = nn.Trainer(build(), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](CLIPS[clip]), SEED)
+    losses = [one.step(*batch) for batch in batches("mlp", (0, 1), 3)]
+    return one.flat_parameters, losses
+
+
 def assert_as_one_process(comm, given, model="mlp", optimizer="adam", clip=0):
     if given["strategy"] == "owt" and model == "mlp":
         model = convolutional
     build = MODELS[model] if isinstance(model, str) else model
     options = Options(batch=BATCH, seed=SEED, **given)
-    one = nn.Trainer(build(), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](CLIPS[clip]), SEED)
-    losses = [one.step(*batch) for batch in batches("mlp", (0, 1), 3)]
+    parameters, losses = one_process(model, optimizer, clip)
     many, found = train(comm, options, build(), OPTIMIZERS[optimizer](CLIPS[clip]))
     case = f"{given}, {optimizer}, {CLIPS[clip]}"
     np.testing.assert_allclose(found, losses, rtol=1e-12, err_msg=case)
     many.check_replicas()
     alone = many.alone()
-    assert alone is None or difference(alone.flat_parameters, one.flat_parameters) < 1e-12, case
+    assert alone is None or difference(alone.flat_parameters, parameters) < 1e-12, case
     many.close()
     many.communicator.release()
 

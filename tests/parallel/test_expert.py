@@ -1,7 +1,10 @@
 """Experts dealt out to ranks: they compute what one process computes; bytes; checkpoints; refusals."""
 
+from functools import cache
+
 import numpy as np
 import pytest
+from equality import pairs
 
 import nn
 from collectives import Communicator
@@ -23,6 +26,15 @@ MODELS = {
     "shared, tied": "transformer:8,4,2,1,experts=4,top=2,shared=1,dropout=0.2,noise=0.1",
     "balanced": "transformer:8,4,1,experts=4,top=2,gate=sigmoid,auxiliary=0.5,noise=0.1",
 }
+
+MESHES = (
+    {"expert": 2},
+    {"expert": 2, "stage": 1},
+    {"expert": 2, "stage": 2},
+    {"expert": 2, "stage": 3},
+    {"expert": 2, "tensor": 2},
+    {"expert": 2, "tensor": 2, "way": "sequence"},
+)
 
 
 def network(model):
@@ -66,9 +78,15 @@ def assert_same_state(got, want, what):
         np.testing.assert_allclose(got[name], array, rtol=0, atol=1e-12 * scale, err_msg=f"{what}: {name}")
 
 
-def assert_same(many, model, **how):
+@cache
+def one_process(model):
+    """(trainer after the steps, its losses), which no test changes any more."""
     one = nn.Trainer(network(model), loss(), optimizer(), SEED)
-    losses = train(one)
+    return one, train(one)
+
+
+def assert_same(many, model, **how):
+    one, losses = one_process(model)
     np.testing.assert_allclose(train(many, **how), losses, rtol=1e-12, err_msg=many.describe())
     got = many.state_dict()
     if many.is_writer:
@@ -81,7 +99,7 @@ def assert_same(many, model, **how):
     many.close()
 
 
-@pytest.mark.mpi(ranks=[2, 4], more=[1])
+@pytest.mark.mpi(ranks=[4], more=[1, 2])
 @pytest.mark.parametrize("model", MODELS)
 def test_ranks_compute_what_one_process_computes(comm, ranks, model):
     assert_same(many_ranks(comm, model), model)
@@ -89,19 +107,7 @@ def test_ranks_compute_what_one_process_computes(comm, ranks, model):
 
 
 @pytest.mark.mpi(ranks=[4])
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"expert": 2},
-        {"expert": 2, "stage": 1},
-        {"expert": 2, "stage": 2},
-        {"expert": 2, "stage": 3},
-        {"expert": 2, "tensor": 2},
-        {"expert": 2, "tensor": 2, "way": "sequence"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("model", "how"), pairs(MODELS, MESHES, 2))
 def test_meshes_compute_what_one_process_computes(comm, ranks, model, how):
     assert_same(many_ranks(comm, model, **how), model)
 
@@ -112,9 +118,9 @@ def test_the_bias_moves_once_a_step_where_a_rank_has_no_samples(comm, ranks, how
     """In data parallelism, too: in the third batch, of one sample, the others' loads and biases would be old."""
     from parallel import DistributedDataParallel
 
-    one = nn.Trainer(network("balanced"), loss(), optimizer(), SEED)
+    one, losses = one_process("balanced")
     many = DistributedDataParallel(network("balanced"), loss(), optimizer(), Communicator(comm), SEED, **how)
-    np.testing.assert_allclose(train(many), train(one), rtol=1e-12)
+    np.testing.assert_allclose(train(many), losses, rtol=1e-12)
     assert_same_state(many.state_dict(), one.state_dict(), how)
     many.close()
 
@@ -198,8 +204,7 @@ def test_bytes_that_travel(comm, ranks):
 @pytest.mark.mpi(ranks=[2])
 def test_experts_gradients_summed_over_their_axis_would_be_wrong(comm, ranks):
     """The control: experts of other ranks are other experts."""
-    one = nn.Trainer(network("top 2"), loss(), optimizer(), SEED)
-    losses = train(one)
+    losses = one_process("top 2")[1]
     many = many_ranks(comm, "top 2")
     name = next(name for name in many.local_network.layout.specs if name.endswith(".A"))
     many.forward_backward.add_terms(many, [name], many.forward_backward.everyone)

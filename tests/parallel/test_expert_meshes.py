@@ -2,7 +2,18 @@
 
 import numpy as np
 import pytest
-from test_expert import MODELS, SEED, assert_same, assert_same_state, batches, loss, network, optimizer, train
+from test_expert import (
+    MODELS,
+    SEED,
+    assert_same,
+    assert_same_state,
+    batches,
+    loss,
+    network,
+    one_process,
+    optimizer,
+    train,
+)
 
 import nn
 from parallel.command.options import Options
@@ -66,8 +77,8 @@ def test_a_checkpoint_continues_on_other_meshes(comm, ranks, mesh):
         given = list(zip(batches(trainer.shard), whole, strict=True))[which]
         return [trainer.step(*each, total_weight=weight) for each, weight in given]
 
-    one = nn.Trainer(network("balanced"), loss(), optimizer(), SEED)
-    losses, want = steps(one, slice(4)), one.state_dict()
+    one, losses = one_process("balanced")
+    want = one.state_dict()
     for first, then in ((mesh, None), (None, mesh)):
         trainers = [
             many_ranks(comm, where, "balanced", **MESHES[mesh][0])
@@ -88,8 +99,7 @@ def test_a_checkpoint_continues_on_other_meshes(comm, ranks, mesh):
 @pytest.mark.mpi(ranks=4)
 def test_gradients_of_what_all_ranks_have_must_be_summed_over_the_axis(comm, ranks):
     """The control: without it the first loss is right, and the others are not."""
-    one = nn.Trainer(network("top 2"), loss(), optimizer(), SEED)
-    losses = train(one)
+    losses = one_process("top 2")[1]
     for mesh, (more, *_) in MESHES.items():
         many = many_ranks(comm, mesh, "top 2", **more)
         if "pipeline" in mesh:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import re
@@ -64,6 +65,24 @@ def train(*args, status=0, **options) -> str:
     )  # fmt: skip
     assert done.returncode == status, done.stdout
     return done.stdout
+
+
+def train_here(*args, status=0) -> str:
+    """As `train`, by a call in this process: for tests of the run and its files, not of the process.
+
+    With --ranks its ranks are processes all the same.
+    """
+    said, numbers = io.StringIO(), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = [signal.getsignal(number) for number in numbers]
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        patch.setattr(sys, "argv", [str(ROOT / "scripts/train.py"), *map(str, args)])
+        try:
+            ended = main.main()
+        finally:
+            for number, handler in zip(numbers, handlers, strict=True):
+                signal.signal(number, handler)
+    assert ended == status, said.getvalue()
+    return said.getvalue()
 
 
 @pytest.fixture
@@ -152,9 +171,9 @@ def test_a_run_directory_has_everything(small, refused):
 
 
 def test_training_on_is_advised_where_there_is_something_to_train_on(tmp_path):
-    said = train("--model", "mlp", "--limit", "10", "--epochs", "0", "--no-pictures", "--out", tmp_path / "run")
+    said = train_here("--model", "mlp", "--limit", "10", "--epochs", "0", "--no-pictures", "--out", tmp_path / "run")
     assert "what next:" in said and "# train on" not in said
-    said = train("--model", "mlp", "--limit", "10", "--epochs", "1", "--no-pictures", "--out", tmp_path / "run")
+    said = train_here("--model", "mlp", "--limit", "10", "--epochs", "1", "--no-pictures", "--out", tmp_path / "run")
     assert "the default network" in said and "the same network" not in said  # that line leaves --model out
     assert f"--resume {tmp_path}/run --epochs 11   # train on" in said
 
@@ -193,18 +212,18 @@ def test_ranks_compute_what_one_process_does(tmp_path, small):
 
 def test_the_first_rank_writes_for_tensorboard_and_a_resumed_run_adds_a_file(tmp_path):
     run, board = tmp_path / "run", tmp_path / "board"
-    train(*SMALL, "--batch", "8", "--ranks", "2", "--out", run, "--tensorboard", board)
+    train_here(*SMALL, "--batch", "8", "--ranks", "2", "--out", run, "--tensorboard", board)
     (first,) = board.iterdir()
     assert b"epoch/validation_accuracy" in first.read_bytes() and b"step/lr" in first.read_bytes()
-    train(*RESUME, run, "--epochs", "4")
+    train_here(*RESUME, run, "--epochs", "4")
     assert len(list(board.iterdir())) == 2
-    train(*RESUME, run, "--epochs", "5", "--no-tensorboard")
+    train_here(*RESUME, run, "--epochs", "5", "--no-tensorboard")
     assert len(list(board.iterdir())) == 2
 
 
 def test_digits_on_two_ranks_reach_97_percent(tmp_path):
     """What `make train` does, a quarter as long; the next one does it on more data."""
-    train("--ranks", "2", "--epochs", "8", "--no-pictures", "--out", tmp_path / "run")
+    train_here("--ranks", "2", "--epochs", "8", "--no-pictures", "--out", tmp_path / "run")
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["command"].count("--out") == 1 and environment["ranks"] == 2
     assert result(tmp_path / "run")["accuracy"] >= 0.97
@@ -219,7 +238,7 @@ def test_the_classical_experiment(tmp_path):
         "--model mlp:784,30,10 --activation sigmoid --loss quadratic --optimizer sgd --lr 3.0 --batch 10 --data mnist "
         "--validation 10000"
     )
-    said = train(*options.split(), "--ranks", "2", "--epochs", "1", "--no-pictures", "--out", tmp_path / "run")
+    said = train_here(*options.split(), "--ranks", "2", "--epochs", "1", "--no-pictures", "--out", tmp_path / "run")
     assert "mnist: 50,000 training, 10,000 validation and 10,000 test samples" in said
     assert result(tmp_path / "run")["accuracy"] >= 0.93
 
@@ -228,8 +247,8 @@ def test_the_classical_experiment(tmp_path):
 def whole(tmp_path_factory):
     """The result of LONG, never interrupted, and its last parameters, on one process and on two ranks."""
     out = tmp_path_factory.mktemp("whole")
-    train(*LONG, "--out", out / "1")
-    train(*LONG, "--out", out / "2", "--ranks", "2")
+    train_here(*LONG, "--out", out / "1")
+    train_here(*LONG, "--out", out / "2", "--ranks", "2")
     return {ranks: (result(out / str(ranks)), parameters(out / str(ranks))) for ranks in (1, 2)}
 
 
@@ -264,7 +283,7 @@ def test_stopped_and_resumed_is_bit_identical(tmp_path, whole, ranks, number, st
     wait_until(lambda: not processes_of(out))
     assert not (out / "result.json").exists()
     assert not list(out.rglob("*.tmp")) or number == signal.SIGKILL
-    said = train("--resume", out, *ranked)
+    said = train_here("--resume", out, *ranked)
     assert "continuing from" in said
     same, last = whole[ranks]
     assert result(out)["parameters_sha256"] == same["parameters_sha256"], "of the chosen epoch"
@@ -407,7 +426,7 @@ sys.exit(main.main())
 @pytest.mark.parametrize(
     ("when", "message"),
     [
-        ("in start-up", "rank 0 of 3: start-up has waited {} s for rank 1: stopped, or busy"),
+        ("in start-up", "rank 0 of 2: start-up has waited {} s for rank 1: stopped, or busy"),
         ("as MPI starts", "in start_mpi"),  # where MPI itself waits for all ranks
         ("as memory is made", "to make the memory that they share: is a rank stopped?"),  # likewise
         ("at the end", "in end_mpi"),  # likewise
@@ -420,7 +439,7 @@ def test_a_rank_that_is_stopped_outside_training_ends_the_job(tmp_path, when, me
     for limit in longer(2):
         lines, args = [], [program, when, *SMALL, "--out", str(tmp_path / str(limit)), "--watch", str(limit)]
         env = os.environ | {"PYTHONPATH": str(ROOT)}
-        status = launcher.run(args, 3, timeout=PATIENCE, stdout=lines.append, env=env)
+        status = launcher.run(args, 2, timeout=PATIENCE, stdout=lines.append, env=env)
         said = "".join(lines)
         assert status in (1, 86, 128 + signal.SIGKILL), said
         if message.format(limit) in said:
@@ -551,11 +570,11 @@ def test_a_resumed_run_keeps_what_made_its_result(tmp_path, small, refused):
     (out / "config.json").write_text(json.dumps(json.loads(before) | {"lr": 0.7}))
     assert "config.json has --lr 0.7, but that run was made with 0.01: put that back" in refused("--resume", out)
     (out / "config.json").write_text(before)
-    train(*RESUME, out, "--epochs", "4", "--ranks", "2", "--overlap", "poke")
+    train_here(*RESUME, out, "--epochs", "4", "--ranks", "2", "--overlap", "poke")
     assert result(out)["epochs"] == 4
-    said = train(*RESUME, out, "--strategy", "zero2", "--unit", "2")
+    said = train_here(*RESUME, out, "--strategy", "zero2", "--unit", "2")
     assert "one process (without effect below --ranks 2: --strategy zero2, --unit 2.0)" in said
-    said = train(*RESUME, out, "--epochs", "5", "--ranks", "2", "--strategy", "zero1")
+    said = train_here(*RESUME, out, "--epochs", "5", "--ranks", "2", "--strategy", "zero1")
     assert "ZeRO1" in said and result(out)["epochs"] == 5
 
 
@@ -575,7 +594,7 @@ def test_the_figure_is_of_the_test_data_and_of_the_epoch_that_validation_chose(t
     args = ["--model", "mlp:64,16,10", "--lr", "1", "--momentum", "0.9", "--epochs", "6", "--no-pictures"]
     data = nn.data.load("digits", validation=0.1, seed=0)
     for name, more in (("one", []), ("two", ["--ranks", "2"])):
-        said = train(*args, *more, "--out", tmp_path / name)
+        said = train_here(*args, *more, "--out", tmp_path / name)
         assert "digits: 1,293 training, 144 validation and 360 test samples" in said
         found, best = result(tmp_path / name), tmp_path / name / "checkpoints" / "best.npz"
         lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
@@ -589,13 +608,13 @@ def test_the_figure_is_of_the_test_data_and_of_the_epoch_that_validation_chose(t
         for split, accuracy in ((data.validation, scores[chosen]), (data.test, found["accuracy"])):
             assert nn.evaluate(trainer, nn.Loader(split, 500, shuffle=False))["accuracy"] == accuracy
         assert trainer.digest() == found["parameters_sha256"]
-    said = train(*RESUME, tmp_path / "two", "--ranks", "2")
+    said = train_here(*RESUME, tmp_path / "two", "--ranks", "2")
     assert result(tmp_path / "two")["parameters_sha256"] == found["parameters_sha256"], "a look changes nothing"
 
 
 def test_without_validation_data_the_last_epoch_counts(tmp_path):
     args = ["--model", "mlp:64,16,10", "--lr", "1", "--momentum", "0.9", "--epochs", "3", "--validation", "0"]
-    said = train(*args, "--out", tmp_path / "run")
+    said = train_here(*args, "--out", tmp_path / "run")
     assert "digits: 1,437 training and 360 test samples; no validation data, so the last epoch counts" in said
     assert "test accuracy" in said and "after 3 epochs" in said
     assert result(tmp_path / "run")["chosen_epoch"] == 3
@@ -607,26 +626,26 @@ def test_without_validation_data_the_last_epoch_counts(tmp_path):
 def test_a_run_begun_without_validation_data_goes_on_without(tmp_path, refused):
     """Its config.json does not know the option: nothing is held out of what it has trained on."""
     out = tmp_path / "run"
-    train("--model", "mlp:64,16,10", "--validation", "0", "--epochs", "2", "--no-pictures", "--out", out)
+    train_here("--model", "mlp:64,16,10", "--validation", "0", "--epochs", "2", "--no-pictures", "--out", out)
     config = json.loads((out / "config.json").read_text())
     manifest = json.loads((out / "checkpoints" / "manifest.json").read_text())
     del config["validation"], manifest["facts"]["validation"]
     (out / "checkpoints" / "manifest.json").write_text(json.dumps(manifest))
     (out / "config.json").write_text(json.dumps(config | {"patience": 1}))
-    said = train(*RESUME, out, "--epochs", "3")
+    said = train_here(*RESUME, out, "--epochs", "3")
     assert "1,437 training and 360 test samples; no validation data" in said and "continuing from" in said
     assert result(out)["chosen_epoch"] == result(out)["epochs"] == 3
     assert "that run has --validation 0.0, given 0.1" in refused("--resume", out, "--validation", "0.1")
 
 
 def test_patience_and_the_rate_finder_look_at_validation_data(tmp_path):
-    args = ["--model", "mlp:64,16,10", "--lr", "1", "--momentum", "0.9", "--limit", "400", "--no-pictures"]
-    said = train(*args, "--ranks", "2", "--patience", "2", "--epochs", "30", "--out", tmp_path / "run")
+    args = ["--model", "mlp:64,16,10", "--lr", "1", "--momentum", "0.9", "--limit", "100", "--no-pictures"]
+    said = train_here(*args, "--ranks", "2", "--patience", "2", "--epochs", "30", "--out", tmp_path / "run")
     found = result(tmp_path / "run")
     assert found["epochs"] == found["chosen_epoch"] + 2 and f"the best of {found['epochs']} on" in said
-    said = train(*args, "--ranks", "2", "--find-lr", "--out", tmp_path / "rate")
+    said = train_here(*args, "--ranks", "2", "--find-lr", "--out", tmp_path / "rate")
     assert "the validation loss falls fastest at" in said
-    assert "the training loss falls" in train(*args, "--find-lr", "--validation", "0", "--out", tmp_path / "rate")
+    assert "the training loss falls" in train_here(*args, "--find-lr", "--validation", "0", "--out", tmp_path / "rate")
 
 
 def test_values_are_learned_from_arrays(tmp_path, refused):
@@ -635,7 +654,7 @@ def test_values_are_learned_from_arrays(tmp_path, refused):
     y = x @ [1.0, -2.0, 3.0]
     np.savez(tmp_path / "a.npz", x_train=x[:60], y_train=y[:60], x_test=x[60:], y_test=y[60:])
     args = ["--data", tmp_path / "a.npz", "--model", "mlp:3,1", "--batch", "10", "--epochs", "20"]
-    train(*args, "--loss", "mse", "--out", tmp_path / "run")
+    train_here(*args, "--loss", "mse", "--out", tmp_path / "run")
     assert result(tmp_path / "run")["loss"] < 1e-3 and "accuracy" not in result(tmp_path / "run")
     said = refused(*args, "--out", tmp_path / "other")
     assert "are values: use mse" in said and not (tmp_path / "other").exists()

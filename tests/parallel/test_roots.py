@@ -1,5 +1,6 @@
 """Networks whose root is no Sequential, and containers within: every strategy computes what one process does."""
 
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -58,6 +59,14 @@ def made(root):
     return nn.Network(root, (FEATURES,), np.float64), loss, nn.Adam(0.01, eps=1e-4)
 
 
+@cache
+def one_process(name):
+    """(state, losses) of one process."""
+    one = nn.Trainer(*made(ROOTS[name]()), SEED)
+    losses = steps(one)
+    return one.state_dict(), losses
+
+
 @pytest.mark.mpi(ranks=[3], more=[2], timeout=60)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_equals_one_process(comm, strategy):
@@ -69,13 +78,12 @@ def test_equals_one_process(comm, strategy):
         case = f"{name}, {options}"
         if strategy in ("ps", "tensor") and name == "no parameters":
             continue  # nothing to serve, or to share: refused
-        one = nn.Trainer(*made(root()), SEED)
+        want, losses = one_process(name)
         options = Options(strategy=strategy, seed=SEED, **options)
         many = build_trainer(options, *made(root()), Communicator(comm))
-        np.testing.assert_allclose(steps(many), steps(one), rtol=1e-12, err_msg=case)
+        np.testing.assert_allclose(steps(many), losses, rtol=1e-12, err_msg=case)
         state = many.state_dict()
         if comm.rank == 0:
-            want = one.state_dict()
             assert state.keys() == want.keys(), case
             for key, array in want.items():
                 assert difference(state[key], array) < 1e-12 if array.ndim else state[key] == array, (case, key)
