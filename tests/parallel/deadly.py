@@ -4,15 +4,14 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from calling import ROOT, call
 from conftest import PATIENCE
 
 from parallel.elastic.chaos import result
 from parallel.launch import launcher
 
-ROOT = Path(__file__).parents[2]
 OPTIONS = [
     "--model",
     "mlp:64,8,10",
@@ -170,15 +169,16 @@ def run_to_death(directory, ranks, elastic, *plan, options=("--reproducible", "6
     program, out = directory / "deadly.py", directory / "run"
     program.write_text(PROGRAM)
     plan = [(*fault, "dies")[:4] for fault in plan]
-    command = [sys.executable, str(program), *OPTIONS, *options, "--elastic", elastic, "--ranks", str(ranks)]
-    if hosts:
-        lab = [sys.executable, ROOT / "scripts" / "netlab.py", "run", "--hosts", ranks, "--slots", 1, "--"]
-        mpiexec = [launcher.find_mpiexec(), "--with-ft", "ulfm", "--mca", "coll", "^han", "-n", ranks]
-        command = list(map(str, [*lab, *mpiexec, sys.executable, "-m", "mpi4py", *command[1:]]))
+    given = [*OPTIONS, *options, "--elastic", elastic, "--ranks", str(ranks), "--out", str(out)]
+    environment |= {"PLAN": json.dumps(plan), "TORN": str(directory / "torn")}
+    if not hosts:
+        return *call(*given, program=program, timeout=2 * PATIENCE, **environment), out
+    lab = [sys.executable, ROOT / "scripts" / "netlab.py", "run", "--hosts", ranks, "--slots", 1, "--"]
+    mpiexec = [launcher.find_mpiexec(), "--with-ft", "ulfm", "--mca", "coll", "^han", "-n", ranks]
     done = subprocess.run(
-        [*command, "--out", str(out)],
+        list(map(str, [*lab, *mpiexec, sys.executable, "-m", "mpi4py", program, *given])),
         cwd=ROOT,
-        env=os.environ | {"PLAN": json.dumps(plan), "TORN": str(directory / "torn")} | environment,
+        env=os.environ | environment,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -189,8 +189,8 @@ def run_to_death(directory, ranks, elastic, *plan, options=("--reproducible", "6
 
 def run_undisturbed(directory, *options):
     """result.json of a run that nothing happens to."""
-    command = [sys.executable, "scripts/train.py", *OPTIONS, *options, "--out", str(directory / "undisturbed")]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE)
+    status, said = call(*OPTIONS, *options, "--out", str(directory / "undisturbed"))
+    assert status == 0, said
     return result(directory / "undisturbed")
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import io
 import json
 import os
 import re
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from calling import ROOT, call
 from conftest import PATIENCE, longer
 
 import nn
@@ -23,7 +23,6 @@ from parallel.command import main
 from parallel.command.parsing import parse
 from parallel.launch import launcher
 
-ROOT = Path(__file__).parents[2]
 DRAWN = ["--model", "mlp:64,16,10", "--limit", "100", "--epochs", "3", "--dtype", "float64", "--momentum", "0.9"]
 SMALL = [*DRAWN, "--no-pictures"]  # they take most of the time of so short a run
 RESUME = ["--no-pictures", "--resume"]
@@ -68,21 +67,10 @@ def train(*args, status=0, **options) -> str:
 
 
 def train_here(*args, status=0) -> str:
-    """As `train`, by a call in this process: for tests of the run and its files, not of the process.
-
-    With --ranks its ranks are processes all the same.
-    """
-    said, numbers = io.StringIO(), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    handlers = [signal.getsignal(number) for number in numbers]
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        patch.setattr(sys, "argv", [str(ROOT / "scripts/train.py"), *map(str, args)])
-        try:
-            ended = main.main()
-        finally:
-            for number, handler in zip(numbers, handlers, strict=True):
-                signal.signal(number, handler)
-    assert ended == status, said.getvalue()
-    return said.getvalue()
+    """As `train`, by a call in this process: for tests of the run and its files, not of the process."""
+    ended, said = call(*args)
+    assert ended == status, said
+    return said
 
 
 @pytest.fixture
@@ -407,8 +395,9 @@ def last(*arguments):
         atexit.register(stop)  # MPI has ended by then
 
 if sys.argv[1] == "as memory is made":
+    from collectives.failures import deadline
     from collectives.node_memory import window
-    Flags = window.Flags
+    Flags, deadline.MARGIN = window.Flags, 1.0
 prepare, train = training_run.prepare, training_run.train
 when = sys.argv.pop(1)
 if when == "as MPI starts":
@@ -763,14 +752,15 @@ def test_ranks_that_are_started_differently_are_told(tmp_path):
 def test_output_that_cannot_be_written_is_one_line(tmp_path, ranks, nothing_left):
     """A log whose disk is full, or the terminal of a program in the background that was closed; and what is left."""
     command = [sys.executable, "scripts/train.py", "--model", "mlp:64,8,10", "--limit", "60", "--no-pictures", *ranks]
-    command += ["--epochs", "100000", "--out", tmp_path / "run"]
+    command += ["--epochs", "100000", "--out"]
     main, terminal = os.openpty()
     os.close(main)
     for out, words in (
         (os.open("/dev/full", os.O_WRONLY), "No space left on device"),
         (terminal, "Input/output error"),
     ):
-        done = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
+        run = [*command, tmp_path / str(out)]  # the first one may have begun to write its directory
+        done = subprocess.run(run, cwd=ROOT, stdout=out, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
         os.close(out)
         said = rf"error: the output cannot be written \({words}\): ended; to continue: .*\n"
         assert done.returncode == 1 and re.fullmatch(said, done.stderr), done.stderr
