@@ -8,7 +8,9 @@ from passes import check_contract, check_micro_batches, one_pass
 
 from nn.analysis.gradcheck import gradcheck
 from nn.core.containers import Recompute
+from nn.core.gradients import ScatterAdd, write_gradient
 from nn.core.layer import Sequential, ShapeError
+from nn.core.memory_pool import MemoryPool
 from nn.core.network import Network
 from nn.layers.attention import MultiHeadAttention
 from nn.layers.dense import Linear, TiedLinear
@@ -49,6 +51,18 @@ def test_gradient_is_the_sum_over_the_places_of_an_id(vocabulary, shape, seed):
         naive[ids[place]] += result.gy[place]
     np.testing.assert_allclose(result.g["W"], naive, rtol=1e-12, atol=1e-13)
     assert result.gx is None
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sampled_from([0, 1, 60, 500]), st.integers(1, 200), st.sampled_from([1.05, 2, None]), st.booleans())
+def test_rows_of_rare_and_of_frequent_ids_are_summed(count, vocabulary, exponent, accumulate):
+    rng = np.random.default_rng(count)
+    ids = rng.integers(0, vocabulary, count) if exponent is None else rng.zipf(exponent, count) % vocabulary
+    rows, first = rng.standard_normal((count, 3)), rng.standard_normal((vocabulary, 3))
+    gradient, expected = first.copy(), first * accumulate
+    write_gradient(gradient, ScatterAdd(ids, rows), accumulate, MemoryPool())
+    np.add.at(expected, ids, rows)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_pytorch():

@@ -6,6 +6,7 @@ from passes import check_contract, check_micro_batches, one_pass
 
 import nn
 from nn.analysis.gradcheck import gradcheck
+from nn.layers.recurrent import TILE
 from nn.models import build
 
 KINDS = [(nn.RNN, {}), (nn.RNN, {"activation": "relu"}), (nn.LSTM, {})]
@@ -49,6 +50,10 @@ def test_naive_twin_and_gradient(kind, more, options):
     check_micro_batches(layer, sample((5, 4, 5)))
 
 
+def test_gradient_with_more_features_than_are_transposed_at_a_time():
+    assert gradcheck(nn.RNN(2, TILE + 1), sample((2, 3, 2))) < 1e-6
+
+
 def theirs(torch, layer, w, x, truncate=0):
     """(module, its x, its output): PyTorch's, of the same parameters; the state detached every `truncate` steps."""
     H, lstm = layer.features, isinstance(layer, nn.LSTM)
@@ -75,7 +80,7 @@ def theirs(torch, layer, w, x, truncate=0):
 @pytest.mark.parametrize("options", [{}, {"last": True}, {"learn_state": True}, {"truncate": 3}, {"truncate": 1}])
 def test_pytorch(kind, more, options):
     torch = pytest.importorskip("torch")
-    x, layer = sample((4, 8, 5)), kind(5, 6, **more, **options)
+    x, layer = sample((4, 8, 5)), kind(5, TILE + 3, **more, **options)
     ours = one_pass(layer, x)
     module, t, y = theirs(torch, layer, ours.w, x, layer.truncate)
     y.backward(torch.from_numpy(ours.gy))
