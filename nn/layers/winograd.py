@@ -34,6 +34,7 @@ SLOTS = SIDE * SIDE
 MIN_TILES = 128  # tiles at a time; more where there are so few channels that a slot has less than VALUES values
 VALUES = 8192
 FEW = 64  # channels
+GAP = 16  # values between slots of a kernel: where these are powers of two, a cache has few places for all of them
 BATCH = 16  # images that share a transformed kernel, for what it costs
 
 
@@ -187,9 +188,9 @@ def _pieces(n: int, geometry, channels: int):
 def _transform_weight(weight, matrix, pool) -> np.ndarray:
     """G w G^T: (kh, kw, c, o) to (SIDE, SIDE, c, o)."""
     kh, kw, c, o = weight.shape
-    transformed = pool.workspace("winograd weights", (SIDE, SIDE, c, o), weight.dtype)
-    np.matmul(matrix, weight.reshape(kh * kw, c * o), out=transformed.reshape(SLOTS, -1))
-    return transformed
+    transformed = pool.workspace("winograd weights", (SLOTS, c * o + GAP), weight.dtype)[:, : c * o]
+    np.matmul(matrix, weight.reshape(kh * kw, c * o), out=transformed)
+    return transformed.reshape(SIDE, SIDE, c, o)
 
 
 def _transform_input(x, rows, geometry, pool) -> np.ndarray:
