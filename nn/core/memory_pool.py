@@ -7,10 +7,11 @@ can be given back too early.
 
 Blocks are powers of two in size, so that batches of many sizes share them (as in Knowlton's buddy system, CACM 1965):
 the pool holds the largest number that was in use at once of each size. The end of a block that no array has reached is
-never touched: it costs address space, but no memory, or that of one huge page.
+never touched: it costs address space, but no memory.
 
 Blocks of up to some megabytes are parts of larger slabs, as Linux maps huge pages (2 MiB) only where an array asks for
-them, and NumPy does so from 4 MiB on: with small pages the processor would often wait for a page's address.
+them, and NumPy does so from 4 MiB on: with small pages the processor would often wait for a page's address. As a huge
+page is touched as a whole, blocks that are not nearly full stay alone.
 """
 
 import math
@@ -78,16 +79,16 @@ class MemoryPool:
         return self._results.setdefault((nbytes - 1).bit_length(), [])
 
     def _new_block(self, nbytes: int) -> "Block":
-        """Return a block; one of LEAST to SLAB / 4 bytes is part of a slab.
+        """Return a block for `nbytes`; it is part of a slab if it is full, and of LEAST to SLAB / 4 bytes.
 
         A memoryview between slab and block makes the block the owner that views refer to: see `_find_free`.
         """
-        nbytes = (1 << (nbytes - 1).bit_length()) + ALIGN
-        if not LEAST <= nbytes <= SLAB // 4:
-            return _aligned(np.empty(nbytes, np.uint8))
-        if len(self._slab) < nbytes:
+        size = (1 << (nbytes - 1).bit_length()) + ALIGN
+        if not LEAST <= size <= SLAB // 4 or nbytes < FULL * size:
+            return _aligned(np.empty(size, np.uint8))
+        if len(self._slab) < size:
             self._slab = memoryview(np.empty(SLAB, np.uint8))
-        memory, self._slab = self._slab[:nbytes], self._slab[nbytes:]
+        memory, self._slab = self._slab[:size], self._slab[size:]
         return _aligned(np.frombuffer(memory, np.uint8))
 
     def _keep(self, key: tuple, view: np.ndarray) -> np.ndarray:
@@ -114,6 +115,7 @@ class MemoryPool:
 SMALL = 4096  # bytes: below, malloc serves from its own lists faster than we can
 ALIGN = 64  # bytes: a cache line
 LEAST, SLAB = 1 << 17, 1 << 25  # bytes
+FULL = 0.9  # of a block, at least: the rest may be touched as well
 VIEWS = 1000  # kept; more than that are of shapes that come once
 
 
