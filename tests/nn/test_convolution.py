@@ -335,7 +335,7 @@ def test_shape_and_macs():
         (lambda: Conv2d(6, 8, 3, groups=4), "groups=4 .* in_channels=6"),
         (lambda: Conv2d(8, 6, 3, groups=4), "out_channels=6"),
         (lambda: Conv2d(0, 4, 3), "at least 1"),
-        (lambda: Conv2d(3, 4, 0), "kernel_size .* at least 1, given 0"),
+        (lambda: Conv2d(3, 4, 0), "kernel_size"),
         (lambda: Conv2d(3, 4, (3, 3, 3)), "kernel_size"),
         (lambda: Conv2d(3, 4, 3, stride=0), "stride"),
         (lambda: Conv2d(3, 4, 3, padding=-1), "padding"),

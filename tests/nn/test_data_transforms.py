@@ -35,7 +35,7 @@ def test_crop_cuts_where_the_draws_say():
         assert np.array_equal(got[i], padded[top : top + 6, left : left + 5])
     assert got.shape == x.shape and got.dtype == x.dtype
     assert np.array_equal(RandomCrop(0)(x, keys), x)
-    with pytest.raises(ValueError, match="padding must be at least 0"):
+    with pytest.raises(ValueError, match="padding"):
         RandomCrop(-1)
 
 

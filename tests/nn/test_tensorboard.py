@@ -157,7 +157,7 @@ def test_a_directory_that_cannot_be_made_and_steps_that_are_none_are_refused(tmp
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         fitted(tmp_path / "file" / "board")
-    with pytest.raises(ValueError, match="every must be at least 1, given 0"):
+    with pytest.raises(ValueError, match="every"):
         nn.callbacks.TensorBoard(tmp_path, every=0)
 
 
