@@ -26,6 +26,11 @@ ENGINE = (
     *("mlp 784-30-10, batch 10", "mlp 784-128-10, batch 64", "lenet5, batch 64", "vgg-small, batch 32"),
     *("resnet20, batch 32", "transformer, batch 16", "lstm, batch 16", "geometric mean"),
 )
+TRAINING = (
+    *("mlp 784-512-512-10, batch 64 a rank", "lenet5, batch 64 a rank", "vgg-small, batch 32 a rank"),
+    *("resnet20, batch 32 a rank", "transformer, batch 16 a rank"),
+)
+ACCURACY = "lenet5, MNIST to 99%"
 SIZES = ("4 B", "4 KiB", "16 KiB", "64 KiB", "256 KiB", "1 MiB", "4 MiB", "16 MiB", "64 MiB")
 KINDS = ("shared arrays", "private arrays")
 FLOOR = re.compile(r"([\d.]+) of the peer's step")
@@ -82,6 +87,22 @@ def steps(processors: list[Processor], times: bool) -> str:
     return table("step of", list(ENGINE), columns)
 
 
+def training(processors: list[Processor], times: bool) -> str:
+    """Return the table of data-parallel steps on two ranks against PyTorch."""
+    columns = []
+    for one in processors:
+        for peer, name in (("PyTorch", "DDP"), ("threads of PyTorch", "two threads")):
+            cases = [f"{case}: ddp, {peer}" for case in TRAINING] + [ACCURACY] * (name == "DDP")
+            pad = [""] * (len(TRAINING) + 1 - len(cases))
+            if times:
+                sides = (("ours, ms", "ours"),) * (name == "DDP") + ((f"PyTorch {name}, ms", "peer"),)
+                columns += [
+                    (one.name, text, [one.times(case, side, 1) for case in cases] + pad) for text, side in sides
+                ]
+            columns += [(one.name, f"{name}, ratio", [one.ratio(case, 1) for case in cases] + pad)]
+    return table("step of", [*TRAINING, f"{ACCURACY}, in seconds"], columns)
+
+
 def sums(processors: list[Processor], times: bool) -> str:
     """Return the table of allreduces on two ranks against the MPI library's own."""
     columns = []
@@ -100,7 +121,7 @@ def tables(times: bool) -> dict[str, Callable[[], str]]:
     """Return what makes each table of a page, and the line below it that says when was measured."""
     processors = [Processor(file) for file in sorted(MEASURED.glob("speed_*.json"))]
     days = "; ".join(f"{one.name}: {', '.join(one.days)}" for one in processors)
-    makers = {"steps": steps, "sums": sums}
+    makers = {"steps": steps, "sums": sums} | ({"training": training} if times else {})
     return {
         name: partial(lambda make: f"{make(processors, times)}\n\nMeasured on {days}.\n", make)
         for name, make in makers.items()
