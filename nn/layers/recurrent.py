@@ -84,15 +84,14 @@ class _Recurrence(Layer):
         z = ctx.empty((T, B, N, H), dtype)
         h = ctx.empty((T + 1, N, H), dtype)  # h[t] is the state before step t
         more = self.begin(p, h, ctx)
-        work = ctx.workspace("step", (N, H), dtype)
+        work, recurrent = ctx.workspace("step", (N, H), dtype), ctx.workspace("recurrent", (B, N, H), dtype)
         for block in _step_blocks(T, z):
             inputs = ctx.workspace("inputs", (B, block.stop - block.start, N, H), dtype)
             np.matmul(_rows(steps[block]), W, out=inputs.reshape(B, (block.stop - block.start) * N, H))
-            if b is not None:
-                inputs += b[:, None]
+            np.add(inputs.swapaxes(0, 1), 0 if b is None else b, out=z[block])
             for t in range(*block.indices(T)):
-                zt = np.matmul(h[t], U, out=z[t])
-                zt += inputs[:, t - block.start]
+                zt = z[t]
+                zt += np.matmul(h[t], U, out=recurrent)
                 self.step(t, zt, h, more, work)
         y = ctx.empty((N, H) if self.last else (N, T, H), dtype)
         y[...] = h[T] if self.last else h[1:].swapaxes(0, 1)
