@@ -34,7 +34,7 @@ def call(*args, program=ROOT / "scripts" / "train.py", timeout=PATIENCE, **envir
         try:
             signal.signal(signal.SIGALRM, _interrupt)
             signal.setitimer(signal.ITIMER_REAL, timeout)
-            status = main.main()
+            status = main.main([*map(str, args)])
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             for number, handler in zip(NUMBERS, handlers, strict=True):
