@@ -280,7 +280,7 @@ def test_arrays_given_after_a_call_was_left_bring_no_calls_back(comm):
     communicator = Communicator(comm)
     communicator.planner.on_abort(RuntimeError("left"), "here")
     x = communicator.empty(10, "f4")
-    with pytest.raises(RuntimeError, match="has aborted a collective"):
+    with pytest.raises(RuntimeError, match="aborted"):
         communicator.Bcast(x)
     communicator.release()
 

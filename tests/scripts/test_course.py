@@ -437,7 +437,7 @@ def test_answers_that_are_nearly_right_are_told_why_and_drawn(checks, name, task
             "the derivative of both",
             "return np.array([max(-1.0, min(1.0, each)) for each in e])\n",
             {"rng": np.random.default_rng(0), "network": nn.Network(nn.ReLU(), in_shape=(3,))},
-            "`huber_gradient` raises ValueError",
+            "`huber_gradient`",
         ),
         (
             "03",
@@ -447,9 +447,9 @@ def test_answers_that_are_nearly_right_are_told_why_and_drawn(checks, name, task
             {"validation_cost": np.array([2.0, 1.0, 3.0])},
             "",
         ),
-        ("03", "remember", "best = costs.index(min(costs))\n", {}, "`early_stop` raises AttributeError"),
-        ("03", "which are wrong", "yield 1\n", {}, "6 of the 12 samples are wrong, and their indices are expected"),
-        ("03", "which are wrong", "return range(100, 106)\n", {}, "the mistakes, the surest first: "),
+        ("03", "remember", "best = costs.index(min(costs))\n", {}, "`early_stop`"),
+        ("03", "which are wrong", "yield 1\n", {}, "6 of the 12"),
+        ("03", "which are wrong", "return range(100, 106)\n", {}, "surest first"),
     ],
 )
 def test_answers_of_another_form_are_right_or_told_in_a_sentence(checks, name, task, answer, given, said):
