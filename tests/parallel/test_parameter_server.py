@@ -141,9 +141,9 @@ def test_as_many_servers_are_refused_before_there_are_ranks_as_by_the_strategy()
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--strategy ddp --servers 2", "--servers has no effect with --strategy ddp"),
-        ("--strategy dp --server-place workers", "--server-place has no effect with --strategy dp"),
-        ("--strategy ps --servers 0", "--servers must be at least 1"),
+        ("--strategy ddp --servers 2", "--servers has no effect"),
+        ("--strategy dp --server-place workers", "--server-place has no effect"),
+        ("--strategy ps --servers 0", "--servers must"),
     ],
 )
 def test_bad_options_are_refused_by_name(options, words):

