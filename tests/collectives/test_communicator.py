@@ -227,7 +227,7 @@ def test_what_is_broadcast_and_gathered_is_read_where_all_ranks_have_shared_arra
         mixed = first if comm.rank % 2 else private
         for collective, given in ((communicator.Bcast, (mixed, last)), (communicator.Allreduce, (None, mixed))):
             if ranks > 1:
-                with pytest.raises(ValueError, match="rank 0 gives a private array, rank 1 the same part of a shared"):
+                with pytest.raises(ValueError, match="private array"):
                     collective(*given)
         for x in (private, first, second):
             x[:] = 10 * call + comm.rank

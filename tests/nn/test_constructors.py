@@ -74,7 +74,7 @@ def test_an_argument_that_is_set_again_counts():
     ("thing", "name", "value", "words"),
     [
         (nn.MultiHeadAttention(8, 2), "heads", 3, "3 heads"),
-        (nn.MultiHeadAttention(8, 2), "attention", "blocks:x", "attention must be"),
+        (nn.MultiHeadAttention(8, 2), "attention", "blocks:x", "attention"),
         (nn.MultiHeadAttention(6, 2), "rotary", True, "3 are odd"),
         (nn.Conv2d(4, 4, 3), "groups", 3, "groups=3"),
         (nn.Conv2d(4, 4, 3, stride=2), "padding", "same", "needs stride 1"),

