@@ -16,6 +16,7 @@ import nn
 from nn.core.layer import Sequential
 from nn.registry import registered
 from parallel.command.main import main
+from parallel.strategies.declaration import STATELESS
 from parallel.sync.compression import parse
 from parallel.sync.compression.packing import digits, pack, pack_indices, unpack, unpack_indices
 from parallel.sync.compression.sparsification import SAMPLE, largest, likely
@@ -149,6 +150,16 @@ def test_a_zero_gradient_and_the_padding_stay_zero(text):
         padding[place] = False
     assert padding.any()
     assert not sent(compressor, gradients(), 1)[padding].any()
+
+
+@pytest.mark.parametrize("text", STATELESS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gradient_that_was_not_finite_leaves_nothing_behind(text, bad):
+    """In shards gradients are sent before all ranks know that the step is refused, or skipped."""
+    tried, g = attached(text), gradients()
+    with np.errstate(all="ignore"):
+        sent(tried, np.full_like(g, bad))
+    np.testing.assert_array_equal(sent(tried, g, step=1), sent(attached(text), g, step=1))
 
 
 @pytest.mark.parametrize("text", ["qsgd:4", "terngrad"])

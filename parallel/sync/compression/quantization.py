@@ -46,12 +46,12 @@ class QSGD(Compressor):
         super().attach(region, dtype, seed, shard)
         self.buckets = -(-self.length // BUCKET)
         self.values = np.zeros((self.buckets, BUCKET), self.dtype)  # the last bucket is filled up with zeros
-        self.flat = self.values.reshape(-1)[: self.length]
+        self.flat, self.padding = np.split(self.values.reshape(-1), [self.length])
         return self
 
     def encode(self, g, step, maximum=None):
         t = self.values
-        self.flat[:] = g
+        self.flat[:], self.padding[:] = g, 0  # 0 times a norm that was not finite, in a step that was refused, is NaN
         norms = np.sqrt(np.einsum("ij,ij->i", t, t)).astype(np.float32)
         t *= (self.levels / np.where(norms, norms, np.inf)).astype(self.dtype)[:, None]
         codes = round_up_or_down(self.flat, self.random(step), self.levels)
