@@ -18,12 +18,15 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from collectives.failures.awake import Awake
 from collectives.failures.unfinished import keep_alive
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 LIMIT = 300.0  # seconds that a rank waits for a message by default
 POLLS_BEFORE_SLEEP, POLL_INTERVAL = 50, 1e-4  # seconds; a waiting rank sleeps between polls after this number of them
@@ -180,6 +183,7 @@ class Mailbox:
         self.receiving: dict[int, tuple[MPI.Request, np.ndarray]] = {}
         self.failure = MPI.Exception, getattr(MPI, "ERR_PROC_FAILED", None)  # of MPI libraries with fault tolerance
         self.serving = self.handling = False
+        weakref.finalize(self, keep_unfinished, self.sending, self.receiving)  # where nobody closes it
         MAILBOXES.add(self)
 
     def send(self, message: Message) -> None:
@@ -236,7 +240,7 @@ class Mailbox:
             time.sleep(POLL_INTERVAL)
             if clock.now() - since > self.limit:
                 reason = reason or (lambda: f"{self._name()} waits for a message from any rank")
-                keep_alive([*self.sending.values(), *(request for request, _ in self.receiving.values())])
+                keep_unfinished(self.sending, self.receiving)
                 raise TimeoutError(f"{reason()}: nothing has come for {self.limit:g} s")
 
     def poll(self) -> bool:
@@ -306,6 +310,12 @@ class Mailbox:
         self.serving = False
         MAILBOXES.discard(self)
         self.communicator.Free()
+
+
+def keep_unfinished(sending: Mapping[int, MPI.Request], receiving: Mapping[int, tuple[MPI.Request, np.ndarray]]) -> None:
+    """Keep the memory of messages to and from each rank that are still in flight."""
+    if sending or receiving:
+        keep_alive([*sending.values(), *(request for request, _ in receiving.values())])
 
 
 def poll_other_mailboxes(waiting: Mailbox) -> bool:

@@ -5,6 +5,7 @@ import weakref
 from contextlib import contextmanager
 from itertools import product
 
+import numpy as np
 import pytest
 from equality import CHOOSY, MODELS, batches
 
@@ -64,3 +65,27 @@ def test_nothing_refers_to_a_closed_trainer(comm):
             assert there() is None, f"{case}: {gc.get_referrers(there())}"
             assert shared_memory() == before, case
     assert most > before, "control: there was some"
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_message_outlives_the_trainer_that_sent_it(comm):
+    """A worker that lets its trainer go after the last step has pushed: the server still receives that."""
+    from collectives import Communicator
+    from parallel.sync.mailbox import Mailbox, Message
+
+    communicator = Communicator(comm)
+    sender, receiver = ("worker", 0), ("server", 1)
+    mailbox, received = Mailbox(communicator, {sender: 0, receiver: 1}, ("push",)), []
+    if comm.rank == 0:
+        mailbox.send(Message("push", sender, receiver, array=np.full(10**6, 3.0)))
+        memory = weakref.ref(mailbox.buffers[1])
+        del mailbox
+        gc.collect()
+        assert memory() is not None
+        comm.Barrier()
+    else:
+        mailbox.handlers[receiver] = lambda message: received.append(message.array.view(float))
+        comm.Barrier()
+        mailbox.wait(lambda: received)
+        assert (received[0] == 3.0).all()
+    communicator.release()
