@@ -224,9 +224,11 @@ class DistributedTrainer(RunTrainer):
         return loss, overflowed
 
     def check_open(self) -> None:
-        """Refuse to train with what has been freed."""
+        """Refuse what needs other ranks, once what was shared with them has been freed."""
         if self.closed:
-            raise RuntimeError(f"{self.name} is closed, and trains no more: close it after the last step")
+            raise RuntimeError(
+                f"{self.name} is closed: it neither trains, nor evaluates, nor gives its state any more; close it last"
+            )
 
     def size_of_batch(self, x: np.ndarray, y: np.ndarray, total: int | None, accumulate: int) -> int:
         """As for Trainer; refuses a closed trainer too, and a rank that is not given the size of the global batch."""
@@ -265,6 +267,7 @@ class DistributedTrainer(RunTrainer):
         self.sync.update()
 
     def rescale(self, slot, factor):
+        self.check_open()
         self.sync.rescale(slot, factor)
 
     # ------------------------------------------------------------------------------------------------ a bad step
@@ -307,6 +310,7 @@ class DistributedTrainer(RunTrainer):
 
     def show_synchronized(self) -> None:
         """Show what `synchronize` would give, until the next step, as evaluation and every access to the state do."""
+        self.check_open()
         self._refuse_bad(self.sync.show_synchronized())
 
     def _refuse_bad(self, bad: bool) -> None:
@@ -323,6 +327,7 @@ class DistributedTrainer(RunTrainer):
         NonFiniteLoss
             On all ranks, if one had a loss that is not finite since they were last synchronized.
         """
+        self.check_open()
         if not self.sync.local_update:
             return loss
         self._refuse_bad(self.sync.synchronize())
@@ -424,6 +429,7 @@ class DistributedTrainer(RunTrainer):
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what `state_dict` of any strategy returned; rank 0's counts (collective)."""
+        self.check_open()
         sync = self.sync
         sync.before_load()
         sync.barrier("what was there before a state is loaded")
@@ -442,6 +448,7 @@ class DistributedTrainer(RunTrainer):
         return self.table.snapshot()
 
     def restore(self, snapshot) -> None:
+        self.check_open()
         self.sync.before_load()
         self.sync.barrier("what was there before a snapshot is restored")
         self.table.restore(snapshot)
@@ -531,7 +538,11 @@ class DistributedTrainer(RunTrainer):
         self.sync.say = say
 
     def close(self) -> None:
-        """Free what this trainer holds beside its communicator (collective, once); it trains no more."""
+        """Free what this trainer holds beside its communicator (collective): the last call.
+
+        After it `step`, `predict`, `state_dict` and all else that needs other ranks raise RuntimeError; a second `close`
+        does nothing.
+        """
         if self.closed:
             return
         self.closed = True
