@@ -540,8 +540,8 @@ class DistributedTrainer(RunTrainer):
     def close(self) -> None:
         """Free what this trainer holds beside its communicator (collective): the last call.
 
-        After it `step`, `predict`, `state_dict` and all else that needs other ranks raise RuntimeError; a second `close`
-        does nothing.
+        After it `step`, `predict`, `state_dict` and all else that needs other ranks raise RuntimeError. A second
+        `close` does nothing.
         """
         if self.closed:
             return

@@ -312,7 +312,9 @@ class Mailbox:
         self.communicator.Free()
 
 
-def keep_unfinished(sending: Mapping[int, MPI.Request], receiving: Mapping[int, tuple[MPI.Request, np.ndarray]]) -> None:
+def keep_unfinished(
+    sending: Mapping[int, MPI.Request], receiving: Mapping[int, tuple[MPI.Request, np.ndarray]]
+) -> None:
     """Keep the memory of messages to and from each rank that are still in flight."""
     if sending or receiving:
         keep_alive([*sending.values(), *(request for request, _ in receiving.values())])
