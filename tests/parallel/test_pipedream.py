@@ -363,6 +363,21 @@ def test_a_checkpoint_in_the_middle_goes_on(comm):
         again.close()
 
 
+@pytest.mark.mpi(ranks=2)
+def test_a_stage_without_parameters_goes_on(comm):
+    network = nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10)), (8, 8, 1), np.float64)
+    many, again = (dream(comm, network, nn.Adam(0.01), mini_batches=4, cuts=[1]) for _ in range(2))
+    x, y = np.random.default_rng(0).random((8, 8, 8, 1)), np.arange(8)
+    many.step(x, y, 8)
+    many.synchronize()
+    again.load_state_dict(many.state_dict())
+    for each in many, again:
+        each.step(x, y, 8)
+    assert many.digest() == again.digest()
+    many.close()
+    again.close()
+
+
 @pytest.mark.mpi(ranks=[3], more=[2])
 def test_a_loss_that_is_not_finite_is_applied_nowhere(comm):
     for replicas in ((), (2, 1))[: comm.size - 1]:

@@ -131,7 +131,8 @@ class WeightStashing(LocalUpdate):
         yield from in_transit(*(copy for copy, _ in self.stash.values()))
 
     def loaded(self, steps, anew=()):
-        self.update_count[...] = steps if kind_of_private(UPDATES) in anew else max(self.counts.values())
+        own = max(self.counts.values(), default=0)  # none where the stage has no parameters
+        self.update_count[...] = steps if kind_of_private(UPDATES) in anew else own
 
     def describe(self):
         return f"replicas sum gradients by messages, {self.buckets.describe()}" if self.buckets else ""
