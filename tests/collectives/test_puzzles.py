@@ -107,7 +107,7 @@ def far_away(rank, size, count):
 
 
 def much_at_once(rank, size, count):
-    yield (Copy("t", 0, 1, "x", 0),) * 100_000
+    yield (Copy("t", 0, 1, "x", 0),) * 1000
 
 
 def of_a_buffer_with_a_strange_name(rank, size, count):
@@ -260,7 +260,7 @@ def test_experts_one_thing_after_the_other_are_right_and_too_slow():
         ("broadcast", from_one_to_the_next, "(?s)too many       7 of 3.*\n  ok             4 of 12"),
         ("scan", sum_from_one_to_the_next, "too many       7 of 3"),
         ("broadcast", far_away, "rank 0, round 0: .* reaches to element 1,000,000,000,001 of t: 1,000,000 are many"),
-        ("broadcast", much_at_once, "rank 0, round 0: 100,000 steps at once; 260 would be many"),
+        ("broadcast", much_at_once, "rank 0, round 0: 1,000 steps at once; 260 would be many"),
         ("broadcast", of_a_buffer_with_a_strange_name, r"reads elements of \$x_\{ that nothing wrote"),
         ("broadcast", many_at_once, "rank 0, round 0: 7 sends and 0 receives, where there is a port for each"),
         ("ring", whole_vectors, "too many      80 of 32"),
