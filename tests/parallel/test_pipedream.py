@@ -318,9 +318,10 @@ def test_the_loss_of_an_epoch_is_exact(comm):
 
 
 @pytest.mark.mpi(ranks=[3], more=[2])
-def test_it_learns_digits(comm):
+def test_it_learns_digits(comm, thorough):
     data = nn.data.load("digits", limit=400, validation=0.0)
-    for replicas in ((), (2, 1))[: comm.size - 1]:
+    given = ((), (2, 1))[: comm.size - 1]
+    for replicas in given if thorough else given[-1:]:
         network = nn.models.build("mlp:64,32,10", data.in_shape, 10)
         many = dream(comm, network, nn.Adam(0.003), mini_batches=8, replicas=replicas)
         train = nn.Loader(data.train, batch=64, shard=many.shard)
@@ -427,8 +428,8 @@ def test_all_ranks_refuse_a_batch_of_which_they_were_given_different_sizes(comm,
     """Whoever is wrong, whoever is late; in the first step, and with mini-batches of others in flight."""
     x, y, total = next(batches(mlp()))
     for i, replicas in enumerate([(), *REPLICAS[comm.size]]):
-        for odd in range(comm.size):
-            for before in (0, 2) if thorough else [2 * ((i + odd) % 2)]:
+        for odd in range(comm.size) if thorough else [i % comm.size]:
+            for before in (0, 2) if thorough else [2 * (i // 2 % 2)]:
                 many = dream(comm, mlp(), nn.SGD(0.1), mini_batches=2, replicas=replicas, limit=20)
                 for _ in range(before):
                     many.step(x, y, total)
