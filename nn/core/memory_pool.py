@@ -9,7 +9,7 @@ Blocks are powers of two in size, so that batches of many sizes share them (as i
 the pool holds the largest number that was in use at once of each size. The end of a block that no array has reached is
 never touched: it costs address space, but no memory.
 
-Blocks of up to some megabytes are parts of larger slabs, as Linux maps huge pages (2 MiB) only where an array asks for
+Blocks of up to two megabytes are parts of larger slabs, as Linux maps huge pages (2 MiB) only where an array asks for
 them, and NumPy does so from 4 MiB on: with small pages the processor would often wait for a page's address. As a huge
 page is touched as a whole, blocks that are not nearly full stay alone.
 """
@@ -79,12 +79,12 @@ class MemoryPool:
         return self._results.setdefault((nbytes - 1).bit_length(), [])
 
     def _new_block(self, nbytes: int) -> "Block":
-        """Return a block for `nbytes`; it is part of a slab if it is full, and of LEAST to SLAB / 4 bytes.
+        """Return a block for `nbytes`; it is part of a slab if it is full, and of LEAST to SLAB / 3 bytes.
 
         A memoryview between slab and block makes the block the owner that views refer to: see `_find_free`.
         """
         size = (1 << (nbytes - 1).bit_length()) + ALIGN
-        if not LEAST <= size <= SLAB // 4 or nbytes < FULL * size:
+        if not LEAST <= size <= SLAB // 3 or nbytes < FULL * size:
             return _aligned(np.empty(size, np.uint8))
         if len(self._slab) < size:
             self._slab = memoryview(np.empty(SLAB, np.uint8))
@@ -114,7 +114,7 @@ class MemoryPool:
 
 SMALL = 4096  # bytes: below, malloc serves from its own lists faster than we can
 ALIGN = 64  # bytes: a cache line
-LEAST, SLAB = 1 << 17, 1 << 25  # bytes
+LEAST, SLAB = 1 << 17, 1 << 23  # bytes
 FULL = 0.9  # of a block, at least: the rest may be touched as well
 VIEWS = 1000  # kept; more than that are of shapes that come once
 
