@@ -223,8 +223,9 @@ def test_messages_of_a_step_that_failed_reach_no_other_trainer(comm):
     first = pipeline(ranks, mlp(), schedule="gpipe", micro_batches=5, limit=0.3)
     with pytest.raises((ValueError, TimeoutError)):
         first.step(x, np.full(len(y), 9), total)
-    with pytest.raises(RuntimeError, match=r"a step of this pipeline has failed, .* make a new trainer"):
-        first.step(x, y, total)
+    for call in (lambda: first.step(x, y, total)), (lambda: first.predict(x)):
+        with pytest.raises(RuntimeError, match=r"a step .* of this pipeline has failed, .* make a new trainer"):
+            call()
     one = nn.Trainer(mlp(), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"](), SEED)
     second = pipeline(ranks, mlp(), schedule="gpipe", micro_batches=5, limit=10)
     assert second.step(x, y, total) == pytest.approx(one.step(x, y, total, 5), rel=1e-12)

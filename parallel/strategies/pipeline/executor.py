@@ -126,7 +126,7 @@ class PipelinePass(ForwardBackward):
         self.schedule, self.micro_batches, self.cuts = schedule, micro_batches, cuts
         self.recompute, self.limit, self.options = recompute, limit, options
         self.plans: dict[int, PipelinePlan] = {}  # by samples of a batch; the one that was used last is the last
-        self.failed = False  # whether a step has
+        self.failed = False  # whether a step or an evaluation has
 
     def make_local_network(self, network, mesh):
         """This rank's stages, as one network; all of it, in none of them, on a rank that only serves."""
@@ -272,13 +272,14 @@ class PipelinePass(ForwardBackward):
         return loss
 
     @contextmanager
-    def running(self, step: PipelineStep) -> Iterator[None]:
-        """Where a step fails, refuse further ones, and keep the memory in which its messages may still arrive."""
+    def running(self, step: PipelineStep | None = None) -> Iterator[None]:
+        """Where a step or an evaluation fails, refuse further ones; keep the memory that its messages may still use."""
         try:
             yield
         except BaseException:
             self.failed = True
-            keep_alive(step.requests())
+            if step:
+                keep_alive(step.requests())
             raise
 
     def plan(self, samples: int) -> PipelinePlan:
@@ -302,14 +303,14 @@ class PipelinePass(ForwardBackward):
         Raises
         ------
         RuntimeError
-            A step has failed.
+            A step or an evaluation has failed.
         TypeError, ShapeError
             Samples that are none.
         """
         if self.failed:
             raise RuntimeError(
-                f"rank {self.trainer.mesh.rank}: a step of this pipeline has failed, and its messages may still be on "
-                "their way: make a new trainer, and load the state of a checkpoint"
+                f"rank {self.trainer.mesh.rank}: a step or an evaluation of this pipeline has failed, and its messages "
+                "may still be on their way: make a new trainer, and load the state of a checkpoint"
             )
         self.trainer.network.check_input(x)
 
@@ -346,34 +347,35 @@ class PipelinePass(ForwardBackward):
         """
         if self.mesh.index is None:
             self.refuse(len(x))
-        self.trainer.network.check_input(x)
+        self.check(x)
         comm, rank_of, sending = self.communicator, self.placement.rank_of, []
-        for i, (lo, hi) in enumerate(self.parts(len(x))):
-            output = None
-            for number, stage in self.stages.items() if hi > lo or self.asks_others else ():
-                if rank_of(number, i) != self.rank:
-                    continue
-                if number == 0:
-                    given = x[lo:hi]
-                elif rank_of(number - 1, i) == self.rank:
-                    given = output
-                else:
-                    given = np.empty((hi - lo, *sample_shape(stage.network)), stage.network.dtype)
-                    peer = rank_of(number - 1, i)
-                    self.wait(comm.Irecv(given, peer, TAG), peer, f"for the input of {stage.network.name}")
-                batch = MicroBatch(training=training, step=self.trainer.steps, start=first + lo)
-                stage.ctx.network_context.micro_batch, stage.ctx.network_context.on_gradients_ready = batch, None
-                if look:
-                    look(number, stage, given)
-                output, _ = stage.network.forward(stage.p, given, stage.ctx, batch)
-                if number < self.last and rank_of(number + 1, i) != self.rank:
-                    array, peer = np.ascontiguousarray(output), rank_of(number + 1, i)
-                    sending.append((comm.Isend(array, peer, TAG), array, peer))
-                elif number == self.last:
-                    yield slice(lo, hi), output
-            sending = [entry for entry in sending if not entry[0].Test()]
-        for request, _, peer in sending:
-            self.wait(request, peer, "to take what was sent to it")
+        with self.running():
+            for i, (lo, hi) in enumerate(self.parts(len(x))):
+                output = None
+                for number, stage in self.stages.items() if hi > lo or self.asks_others else ():
+                    if rank_of(number, i) != self.rank:
+                        continue
+                    if number == 0:
+                        given = x[lo:hi]
+                    elif rank_of(number - 1, i) == self.rank:
+                        given = output
+                    else:
+                        given = np.empty((hi - lo, *sample_shape(stage.network)), stage.network.dtype)
+                        peer = rank_of(number - 1, i)
+                        self.wait(comm.Irecv(given, peer, TAG), peer, f"for the input of {stage.network.name}")
+                    batch = MicroBatch(training=training, step=self.trainer.steps, start=first + lo)
+                    stage.ctx.network_context.micro_batch, stage.ctx.network_context.on_gradients_ready = batch, None
+                    if look:
+                        look(number, stage, given)
+                    output, _ = stage.network.forward(stage.p, given, stage.ctx, batch)
+                    if number < self.last and rank_of(number + 1, i) != self.rank:
+                        array, peer = np.ascontiguousarray(output), rank_of(number + 1, i)
+                        sending.append((comm.Isend(array, peer, TAG), array, peer))
+                    elif number == self.last:
+                        yield slice(lo, hi), output
+                sending = [entry for entry in sending if not entry[0].Test()]
+            for request, _, peer in sending:
+                self.wait(request, peer, "to take what was sent to it")
 
     def predict(self, trainer, x):
         """Return the outputs for samples, in evaluation mode, on every rank of the pipeline."""
