@@ -179,6 +179,32 @@ def test_reproducible_runs_have_the_same_bits(comm):
     assert digests[0] == digests[1]
 
 
+@pytest.mark.mpi(ranks=4)
+def test_parts_of_which_one_overflows_are_compressed_together_or_not_at_all(comm):
+    """Only the ranks with the last columns of the first layer see the overflow."""
+    from collectives import Communicator
+    from parallel.strategies import build_trainer
+
+    layers = nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10)
+    made = nn.Network(nn.Sequential(nn.Flatten(), *layers), (8, 8, 1), np.float64, mixed=True)
+    options, communicator = Options(seed=SEED, mesh="data=2,tensor=2", compress="fp16"), Communicator(comm, watch=10)
+    many = build_trainer(options, made, nn.CrossEntropyLoss(), nn.SGD(0.1), communicator)
+    one = nn.Trainer(made, nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
+    for scale in 1e7, 1.0:
+        state = {name: array.copy() for name, array in one.state_dict().items()}
+        state["param/1.W"][:, -1] *= scale
+        many.load_state_dict(state)
+        one.load_state_dict(state)
+        one.step(*batches("mlp", (0, 1), 1)[0])
+        many.step(*batches("mlp", many.shard, 1)[0])
+        assert many.loss_scale.skipped == one.loss_scale.skipped == 1
+        one.load_state_dict(one.state_dict() | {"param/1.W": one.state_dict()["param/1.W"] / scale})
+    alone = many.alone()
+    assert alone is None or difference(alone.flat_parameters, one.flat_parameters) < 1e-2
+    many.close()
+    communicator.release()
+
+
 def test_what_does_not_skip_together_takes_no_mixed_network():
     from parallel import QuasiNewton, Sandblaster
 

@@ -56,7 +56,11 @@ class Compressed(GradientSync):
         """A step that will not be made leaves what the method keeps as it is."""
         self.wire.allreduce(self.together)
         result = self.summed.result()
-        if math.isfinite(result.loss) and not result.overflowed and result.agreed:
+        refused = np.array([result.overflowed or not result.agreed or not math.isfinite(result.loss)], np.float64)
+        self.sum_parts(
+            refused
+        )  # a value may have overflowed in one part of an array, and all parts are rounded together
+        if not refused[0]:
             self.compressor.reduce(self.gradients, self.wire, self.step)
             self.reductions += 1
         return result
