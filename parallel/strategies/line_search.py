@@ -7,6 +7,7 @@ import math
 from nn.core.network import Network
 from nn.layers.dropout import Dropout
 from nn.losses import Loss
+from nn.training.state import fitting_weights
 from parallel.mesh import Mesh, agree
 from parallel.passes.chunks import Chunks
 from parallel.sync.coordinator.quasi_newton import QuasiNewton
@@ -69,6 +70,12 @@ class LineSearchTrainer(DistributedTrainer):
         if self.sync.finished:
             self.say(f"step {self.steps}: {self.sync.finished}")
         return loss
+
+    def load_weights(self, weights):
+        """As for Trainer (collective): the search begins anew, without pairs."""
+        state, new = fitting_weights(self.network, weights, self.optimizer, self.seed)
+        self.load_state_dict(state | self.sync.first_scalars)
+        return new
 
     def set_epoch_steps(self, steps):
         if self.same_batch is None:

@@ -36,6 +36,20 @@ def test_weights_are_taken_over_and_layers_frozen(tmp_path):
     assert changed == ["3.W", "3.b"] or changed == ["3.b", "3.W"]
 
 
+def test_a_line_search_starts_from_weights(tmp_path):
+    file, before = saved(tmp_path)
+    trainer, _ = started(
+        "--model", "mlp:64,12,10", "--from", str(file), "--strategy", "sandblaster", "--optimizer", "lbfgs"
+    )
+    x, y = nn.data.load("digits").train.batch(slice(0, 32))
+    state = trainer.state_dict()
+    assert all(np.array_equal(state[f"param/{name}"], array) for name, array in before.items())
+    first = trainer.step(x, y)
+    assert trainer.step(x, y) < first
+    trainer.load_weights(state)  # in the middle of a search, too
+    assert trainer.step(x, y) == first
+
+
 def test_a_new_head_is_drawn_and_a_file_of_options_has_the_key(tmp_path):
     file, before = saved(tmp_path, "mlp:64,12,7,10")
     (tmp_path / "o.toml").write_text(f'from = "{file}"\nmodel = "mlp:64,12,10"\n')

@@ -15,6 +15,7 @@ from parallel.sync.mailbox import LIMIT, LocalMailbox, Mailbox
 from parallel.sync.push_pull import roles, server_slices
 
 WORKING = ("d", "w0", "g0")  # vectors that a search needs beside those that last
+SCALARS = "lbfgs/"  # begins the names of what the coordinator keeps
 
 
 def assign_roles(size: int, servers: int, place: str) -> tuple[list[int], list[int]]:
@@ -80,12 +81,13 @@ class Coordinated(GradientSync):
             self.p, self.g = layout.views(self.parameters), layout.views(self.gradients)
             number, both = self.workers.index(mesh.rank), (self.parameters, self.gradients)
             self.roles["replica", number] = Replica(number, self.slices, *both, self._compute, self.mailbox)
-        self.algorithm = None
+        self.algorithm, self.first_scalars = None, {}
         if mesh.rank == 0:
             sizes = count, len(self.workers)
             self.roles[COORDINATOR] = self.coordinator = Coordinator(self.names, *sizes, self.mailbox)
             self.algorithm = self.optimizer.algorithm(self.coordinator, self.coordinator.evaluate)
             self.scalars = self.algorithm.state()  # what the coordinator keeps, for the state
+            self.first_scalars = {SCALARS + name: value.copy() for name, value in self.scalars.items()}
 
     def _mailbox(self):
         if self.mesh.size == 1:
@@ -168,7 +170,7 @@ class Coordinated(GradientSync):
         if self.algorithm:
             for name, value in self.algorithm.state().items():
                 self.scalars[name][...] = value
-                yield PlacedArray(f"lbfgs/{name}", "", self.scalars[name], None, Shard(1))
+                yield PlacedArray(SCALARS + name, "", self.scalars[name], None, Shard(1))
         yield from in_transit(*self.mailbox.buffers.values())
 
     def loaded(self, steps, anew=()):
