@@ -538,7 +538,7 @@ class DistributedTrainer(RunTrainer):
         self.sync.say = say
 
     def close(self) -> None:
-        """Free what this trainer holds beside its communicator (collective): the last call.
+        """Free what this trainer has made, but not the communicator that it was given (collective): the last call.
 
         After it `step`, `predict`, `state_dict` and all else that needs other ranks raise RuntimeError. A second
         `close` does nothing.

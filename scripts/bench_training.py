@@ -40,7 +40,7 @@ CASES = {
     "transformer, batch 16 a rank": Case("transformer:128,4,2", (64,), 256, 16),
 }
 TARGET, EVERY, MOST = 0.99, 100, 3000  # accuracy; steps between two evaluations; steps after which it is given up
-SEEDS = 5  # of first parameters and of the order of samples, in which both sides begin alike
+SEEDS = 5  # of first parameters and of the order of samples; both sides have the same
 ACCURACY = "lenet5, MNIST to 99%"
 LAB_MODEL, LAB_SHAPE, LAB_BATCH, LAB_RATE = "vgg-small", (32, 32, 3), 64, 100  # Mbit/s
 OVERLAP = f"overlap, {LAB_MODEL}, 2 hosts, {LAB_RATE} Mbit/s"

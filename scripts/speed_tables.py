@@ -120,12 +120,15 @@ def sums(processors: list[Processor], times: bool) -> str:
 def tables(times: bool) -> dict[str, Callable[[], str]]:
     """Return what makes each table of a page, and the line below it that says when was measured."""
     processors = [Processor(file) for file in sorted(MEASURED.glob("speed_*.json"))]
-    days = "; ".join(f"{one.name}: {', '.join(one.days)}" for one in processors)
     makers = {"steps": steps, "sums": sums} | ({"training": training} if times else {})
-    return {
-        name: partial(lambda make: f"{make(processors, times)}\n\nMeasured on {days}.\n", make)
-        for name, make in makers.items()
-    }
+    return {name: partial(dated, make, processors, times) for name, make in makers.items()}
+
+
+def dated(make: Callable, processors: list[Processor], times: bool) -> str:
+    """Return a table, and when its figures were measured on each processor."""
+    text = make(processors, times)
+    days = "; ".join(f"{one.name}: {', '.join(one.days)}" for one in processors if one.name in text)
+    return f"{text}\n\nMeasured on {days}.\n"
 
 
 def main(argv: list[str] | None = None) -> None:

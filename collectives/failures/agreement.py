@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 from mpi4py import MPI
 
-from collectives.failures.unfinished import UNFINISHED
+from collectives.failures.unfinished import keep_alive
 from collectives.failures.watchdog import describe
 
 MESSAGE_BYTES = 1024  # bytes in which a rank says what it calls
@@ -63,7 +63,7 @@ class Agreement:
     def free(self, aborted: bool):
         """Free the communicator (collective); where a call was aborted it stays, as exchanges may never end."""
         if aborted:
-            UNFINISHED[id(self.pending)] = self.pending
+            keep_alive(self.pending)
         else:
             MPI.Request.Waitall([request for request, *_ in self.pending])
             self.comm.Free()

@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from mpi4py import MPI
+
 from collectives.failures.awake import Awake
 from collectives.failures.job_end import HANGING, abort, rank_of_world
 from collectives.progress import advance_all, in_flight
@@ -55,8 +57,6 @@ class Deadline:
 
         The block makes no call of mpi4py that holds the interpreter: lower-case ones do, the first of a communicator.
         """
-        from mpi4py import MPI
-
         done, limit = threading.Event(), self.seconds + MARGIN
 
         def watch():

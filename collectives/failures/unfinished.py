@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable
 
-UNFINISHED: dict[int, list] = {}  # by id, arrays or requests
+_KEPT: list[list] = []
 
 
 def keep_alive(requests: Iterable) -> None:
     """Keep the memory of messages that may still come, for as long as the process lives: a request holds its buffer."""
-    kept = list(requests)
-    UNFINISHED[id(kept)] = kept
+    _KEPT.append(list(requests))

@@ -16,8 +16,6 @@ from typing import TypeVar
 import numpy as np
 from mpi4py import MPI
 
-from collectives.failures.unfinished import UNFINISHED
-
 T = TypeVar("T")
 
 C_LIBRARY = ctypes.CDLL(None, use_errno=True)
@@ -96,8 +94,6 @@ def share_file(
     handle, result, problem = -1, None, None
     location = np.zeros(4, np.int64)  # process, descriptor, device and inode of the first rank's file; 0: there is none
     failed, failures = np.zeros(1, bool), np.zeros(comm.Get_size(), bool)
-    arrays = [location, failed, failures]
-    UNFINISHED[id(arrays)] = arrays
     try:
         try:
             if comm.Get_rank() == 0:
@@ -119,7 +115,6 @@ def share_file(
             problem = error
         failed[0] = problem is not None
         wait(comm.Iallgather(failed, failures))  # the first rank's file is open until all have it
-        del UNFINISHED[id(arrays)]
     finally:
         if handle >= 0:
             os.close(handle)

@@ -21,6 +21,7 @@ from mpi4py import MPI
 
 from collectives.failures.aborted import Aborted, cause_of
 from collectives.failures.revocation import is_rank_death
+from collectives.failures.unfinished import keep_alive
 from collectives.node_memory.files import map_file, share_file
 from collectives.progress import Calls, Doing
 
@@ -197,8 +198,12 @@ class Flags:
         return there
 
     def wait_for_request(self, request: MPI.Request, description: str) -> None:
-        """Wait for a message in which all ranks take part, as for a barrier."""
-        self._wait(None, lambda _: request.Test(), description)
+        """Wait for a message in which all ranks take part, as for a barrier; MPI keeps its memory where that raises."""
+        try:
+            self._wait(None, lambda _: request.Test(), description)
+        except BaseException:
+            keep_alive([request])
+            raise
 
     def publish(self, word: int, value: int) -> None:
         """Write a word of this rank: a rank that reads it can read everything written before."""

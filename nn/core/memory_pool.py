@@ -79,7 +79,7 @@ class MemoryPool:
         return self._results.setdefault((nbytes - 1).bit_length(), [])
 
     def _new_block(self, nbytes: int) -> "Block":
-        """Return a block for `nbytes`; it is part of a slab if it is full, and of LEAST to SLAB / 3 bytes.
+        """Return a block for `nbytes`: part of a slab if these nearly fill it and it has LEAST to SLAB / 3 bytes.
 
         A memoryview between slab and block makes the block the owner that views refer to: see `_find_free`.
         """
@@ -115,7 +115,7 @@ class MemoryPool:
 SMALL = 4096  # bytes: below, malloc serves from its own lists faster than we can
 ALIGN = 64  # bytes: a cache line
 LEAST, SLAB = 1 << 17, 1 << 23  # bytes
-FULL = 0.9  # of a block, at least: the rest may be touched as well
+FULL = 0.9  # least part of a block that is used: a huge page has memory for the rest, too
 VIEWS = 1000  # kept; more than that are of shapes that come once
 
 

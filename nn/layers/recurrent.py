@@ -35,7 +35,7 @@ from nn.registry import register
 
 BLOCK = 1 << 16  # elements of z worked on at a time, where steps do not wait for each other
 SMALL = 1_000_000  # multiply-accumulates of a product, up to which OpenBLAS has kernels that copy nothing
-TILE = 16  # rows of U transposed at a time: a cache line of float32
+TILE = 16  # rows of U transposed at a time, a cache line of float32: the lines of more would evict each other
 MIN_ROWS = 8  # rows that such a product should have
 
 
@@ -108,8 +108,8 @@ class _Recurrence(Layer):
         gh = gstates[0]
         work = ctx.workspace("step", (N, H), dtype)
         back = ctx.workspace("U", p.U.shape[::-1], dtype)
-        for lo in range(0, H, TILE):  # whole columns of U are so far apart that they evict each other from the cache
-            back[:, lo : lo + TILE] = p.U[lo : lo + TILE].T  # with rows that lie together a third faster
+        for lo in range(0, H, TILE):  # products with contiguous rows take a third less time; by tiles: see TILE
+            back[:, lo : lo + TILE] = p.U[lo : lo + TILE].T
         for block in reversed(_step_blocks(T, z)):
             slopes = self.slopes(z[block], h[1:][block], [array[block] for array in more], ctx)
             for t in reversed(range(*block.indices(T))):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
 import os
 import re
 import signal
@@ -49,7 +48,6 @@ PATIENCE = 2.0  # seconds that a failing rank waits for the others to fail too
 
 def main(argv: list[str] | None = None) -> int:
     """Train as the command line says; returns the exit status."""
-    load = permanent if argv is None else contextlib.nullcontext  # the process is this run's alone
     argv = sys.argv[1:] if argv is None else list(argv)
     open_standard_files()
     launcher.disable_fabrics()
@@ -71,8 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         options = parse(argv)
         if options.ranks and options.ranks > 1 and not launcher.inside():
-            with load():
-                from parallel.command.factory import prepare
+            from parallel.command.factory import prepare
 
             prepare(options)
             if not options.out:
@@ -98,8 +95,7 @@ def main(argv: list[str] | None = None) -> int:
             for number in (signal.SIGTERM, signal.SIGHUP):
                 if number == signal.SIGTERM or signal.getsignal(number) is signal.SIG_DFL:  # else as nohup has it
                     signal.signal(number, raise_interrupt)
-        with load():
-            from parallel.command.training_run import train
+        from parallel.command.training_run import train
 
         train(options, ignore_signals, lock)
         if options.elastic and (members := elastic_members()):
@@ -133,23 +129,6 @@ def main(argv: list[str] | None = None) -> int:
             raise
         traceback.print_exception(error)
         return fail(error)
-
-
-@contextlib.contextmanager
-def permanent() -> Iterator[None]:
-    """Import modules in this block, which the garbage collector skips now and from then on.
-
-    They stay until the process ends. Passes over them, the last one as the interpreter ends, take 50 ms, a sixth of the
-    processor time of a process that trains for an instant.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if enabled:
-            gc.enable()
 
 
 def with_patience(options: Options) -> Options:

@@ -54,10 +54,8 @@ class Help(argparse.Action):
 
     def __call__(self, parser, namespace, topic, option_string=None):
         if topic not in (None, "all", "strategies", *TOPICS):
-            import difflib
-
-            near = difflib.get_close_matches(topic, ("all", "strategies", *TOPICS), n=1)
-            hint = f": did you mean {near[0]}?" if near else ""
+            near = closest(topic, ("all", "strategies", *TOPICS))
+            hint = f": did you mean {near}?" if near else ""
             parser.error(f"--help: no topic {shown(topic)}{hint}; there are {', '.join(TOPICS)}, strategies, all")
         print(help_text(topic), end="")
         parser.exit()
@@ -131,10 +129,15 @@ def _add(group, name: str) -> None:
 def nearest(name: str, known: Iterable[str]) -> str:
     """The name, and which one may have been meant."""
     words = [each[2:] for each in known if each.startswith("--")]  # dashes would make all names look alike
+    near = closest(name.lstrip("-"), words)
+    return shown(name) + (f": did you mean --{near}?" if near else "")
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """The known word that may have been meant, or an empty one."""
     import difflib  # takes milliseconds, which a run without a mistake need not spend
 
-    near = difflib.get_close_matches(name.lstrip("-"), words, n=1)
-    return shown(name) + (f": did you mean --{near[0]}?" if near else "")
+    return next(iter(difflib.get_close_matches(word, known, n=1)), "")
 
 
 def parse(argv: list[str] | None = None) -> Options:

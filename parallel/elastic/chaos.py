@@ -98,19 +98,20 @@ class Chaos:
         self.rng = np.random.default_rng(self.seed)
         self.ends, self.want = [], {}
         self.directory = Path(self.directory)
-        self.survives = any(word.split("=")[0] == "--elastic" for word in self.options)  # the death of a rank
+        given = {word.split("=")[0] for word in self.options}
+        self.survives = "--elastic" in given  # the death of a rank
         self.refills = self.survives and any("respawn" in word for word in self.options)  # for several faults
         for kind in self.kinds:
             if kind not in FAULTS:
                 raise ValueError(f"fault {kind!r}: expected one of {', '.join(FAULTS)}")
-        if self.survives and not self.refills and "--reproducible" not in [word.split("=")[0] for word in self.options]:
+        if self.survives and not self.refills and "--reproducible" not in given:
             raise ValueError(
                 "runs are compared bit by bit, and fewer ranks add up in another order: with --elastic shrink give "
                 "--reproducible N (meshes have none: let others come, --elastic respawn)"
             )
-        if any(word.split("=")[0] in ("--out", "--resume") for word in self.options):
+        if given & {"--out", "--resume"}:
             raise ValueError("leave out --out and --resume: every run has a directory of its own")
-        if "--watch" not in [word.split("=")[0] for word in self.options]:
+        if "--watch" not in given:
             self.options = [*self.options, "--watch", str(WATCH)]
 
     def undisturbed(self) -> None:

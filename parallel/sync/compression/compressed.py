@@ -57,9 +57,7 @@ class Compressed(GradientSync):
         self.wire.allreduce(self.together)
         result = self.summed.result()
         refused = np.array([result.overflowed or not result.agreed or not math.isfinite(result.loss)], np.float64)
-        self.sum_parts(
-            refused
-        )  # a value may have overflowed in one part of an array, and all parts are rounded together
+        self.sum_parts(refused)  # parts of an array are compressed together, and a value may have overflowed in one
         if not refused[0]:
             self.compressor.reduce(self.gradients, self.wire, self.step)
             self.reductions += 1
