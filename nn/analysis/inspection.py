@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nn.arguments import SIZE
+from nn.core.context import LayerContext
 from nn.core.layer import Layer
 from nn.core.network import all_layers
 from nn.tables import text_table
@@ -234,23 +235,35 @@ def calls(trainer: Trainer, around: Callable[[str, str, str, Callable], object])
         "backward". Calls of the layers inside a container come within its own.
     """
 
-    def through(original, describe, kind):
-        return lambda *args, **kwargs: around(*describe(args), kind, lambda: original(*args, **kwargs))
+    class Observed(LayerContext):
+        """A layer's context whose calls go through `around`: gradients are written within backward."""
 
-    layers = {id(layer): layer for layer in all_layers(trainer.network.root)}.values()
+        __slots__ = ()
+
+        def forward(self, p, x):
+            return around(self.path, names[id(self.layer)], "forward", lambda: LayerContext.forward(self, p, x))
+
+        def backward(self, p, gy, saved):
+            call = lambda: LayerContext.backward(self, p, gy, saved)
+            return around(self.path, names[id(self.layer)], "backward", call)
+
+    def through(original, path, name, kind):
+        return lambda *args, **kwargs: around(path, name, kind, lambda: original(*args, **kwargs))
+
+    layers, contexts = all_layers(trainer.network.root), [trainer.ctx]
+    names = {id(layer): type(layer).__name__ if layer.children() else repr(layer) for layer in layers}
+    for context in contexts:  # grows
+        contexts += context.children
     loss, optimizer = trainer.loss, trainer.optimizer
-    for layer in layers:
-        name = type(layer).__name__ if layer.children() else repr(layer)
-        describe = lambda args, name=name: (args[-1].path, name)  # the last argument is the layer's context
-        for kind in ("forward", "backward"):
-            setattr(layer, kind, through(getattr(layer, kind), describe, kind))
-    vars(trainer)["loss"] = through(loss, lambda args: ("loss", repr(loss)), "forward")
-    optimizer.apply = through(optimizer.apply, lambda args: ("optimizer", type(optimizer).__name__), "backward")
+    vars(trainer)["loss"] = through(loss, "loss", repr(loss), "forward")
+    optimizer.apply = through(optimizer.apply, "optimizer", type(optimizer).__name__, "backward")
     try:
+        for context in contexts:
+            context.__class__ = Observed
         yield
     finally:
-        for layer in layers:
-            del layer.forward, layer.backward  # the class's own are back
+        for context in contexts:
+            context.__class__ = LayerContext
         vars(trainer)["loss"] = loss
         del optimizer.apply
 

@@ -14,9 +14,9 @@ from nn.data import Data
 from nn.training.checkpoints import write_atomically
 from parallel.reports.figures import write_figure
 
-SHOWN = 40  # misclassified samples in the picture
+MISCLASSIFIED = 40  # samples in the picture
 LOOKED_AT = 512  # samples for distributions and dead units
-SHOWN = 20  # classes whose confusion is shown as a table
+CLASSES = 20  # whose confusion is shown as a table
 
 
 def profile(trainer: nn.Trainer, loader: nn.Loader) -> str:
@@ -95,13 +95,13 @@ def _classes(trainer: nn.Trainer, data: Data, out: Path) -> list[str]:
     write_figure(pictures.confusion(matrix, data.class_names), out / "confusion.png")
     wrong = inspection.misclassified(z, y)
     if len(wrong) and x.ndim == 4 and x.shape[-1] in (1, 3):
-        worst = wrong[:SHOWN]
+        worst = wrong[:MISCLASSIFIED]
         names = data.class_names
         sure = None
         if isinstance(trainer.loss, nn.CrossEntropyLoss):  # of whose outputs the softmax is meant
             sure = 1 / np.exp(z[worst] - z[worst].max(axis=1, keepdims=True)).sum(axis=1)
         shown = pictures.samples(x[worst], y[worst], z[worst].argmax(axis=1), names, confidence=sure)
         write_figure(shown, out / "misclassified.png")
-    if data.classes > SHOWN:
+    if data.classes > CLASSES:
         return []
     return [inspection.confusion_table(matrix, data.class_names)]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from nn.analysis import inspection, pictures
+from nn.core.context import LayerContext
 from nn.core.layer import Layer, Sequential
 from nn.core.network import Network
 from nn.layers.activations import ReLU, Tanh
@@ -165,9 +166,26 @@ def test_profile_times_each_layer_alone_and_leaves_no_clock_behind(monkeypatch):
     text = inspection.profile_table(rows)
     assert re.search(r"^1\.0 +Slow\(\) +3000\.000 +5000\.000 +33\.3%$", text, re.MULTILINE)
     assert all(np.array_equal(before[name], array) for name, array in trainer.state_dict().items())
-    for layer in inspection.all_layers(trainer.network.root):
-        assert not {"forward", "backward"} & vars(layer).keys()
+    assert type(trainer.ctx) is type(trainer.ctx.children[1].children[0]) is LayerContext
     assert isinstance(trainer.loss, CrossEntropyLoss) and "apply" not in vars(trainer.optimizer)
+
+
+def test_a_call_of_backward_has_written_the_layers_gradients():
+    """Time and memory of weight gradients are their layer's: the engine makes them after the layer described them."""
+    trainer, (x, y) = make_trainer(Sequential(Linear(2, 8), Tanh(), Linear(8, 2))), data()
+    seen = {}
+
+    def around(path, name, kind, call):
+        if not name.startswith("Linear") or kind == "forward":
+            return call()
+        trainer.gradients[:] = math.nan
+        result = call()
+        seen[path] = [key for key, g in trainer.network.layout.items(trainer.gradients) if np.isfinite(g).all()]
+        return result
+
+    with inspection.calls(trainer, around):
+        trainer.step(x, y)
+    assert {path: sorted(written) for path, written in seen.items()} == {"2": ["2.W", "2.b"], "0": ["0.W", "0.b"]}
 
 
 def test_learning_rate_finder_stops_when_the_loss_blows_up(tmp_path):
