@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
@@ -79,7 +80,7 @@ def rows(quick: bool = False, only: str = "", draw: str | None = None) -> Iterat
         found.append(Row(f"ranks {size}", ms, alone * max(1, size / os.cpu_count()), RANKS_PEER, ranks=size, note=note))
         yield found[-1]
     if draw:
-        picture(found, draw)
+        picture([asdict(row) for row in found]).savefig(draw, dpi=120)
 
 
 def work(task: dict) -> None:
@@ -100,20 +101,20 @@ def work(task: dict) -> None:
     step.trainer.close()
 
 
-def picture(found: list[Row], file: str) -> None:
-    """Draw the cost of a step over what grows, beside the cost in proportion."""
+def picture(found: list[dict]):
+    """Return a Figure of rows, as --json writes them: the cost of a step over what grows, beside the one expected."""
     from matplotlib.figure import Figure
 
-    grown = list(dict.fromkeys(row.case.split()[0] for row in found))
+    grown = list(dict.fromkeys(row["case"].split()[0] for row in found))
     figure = Figure(figsize=(2.6 * len(grown), 2.8), layout="constrained")
     for axes, what in zip(figure.subplots(1, len(grown), squeeze=False)[0], grown, strict=True):
-        points = [(int(row.case.split()[1]), row.ours, row.peer) for row in found if row.case.startswith(what)]
-        sizes, ours, expected = zip(*points, strict=True)
-        axes.plot(sizes, ours, "o-", color="#1f4e79", markersize=4, label="ms a step")
-        axes.plot(sizes, expected, "--", color="#888888", label=RANKS_PEER if what == "ranks" else PEER)
+        points = [row for row in found if row["case"].startswith(what)]
+        sizes = [int(row["case"].split()[1]) for row in points]
+        axes.plot(sizes, [row["ours"] for row in points], "o-", color="#1f4e79", markersize=4, label="ms a step")
+        axes.plot(sizes, [row["peer"] for row in points], "--", color="#888888", label=points[0]["peer_name"])
         axes.set(xscale="log", yscale="log", xlabel=what)
         axes.legend(fontsize=7, frameon=False)
-    figure.savefig(file, dpi=120)
+    return figure
 
 
 if __name__ == "__main__":

@@ -335,6 +335,13 @@ def compression(draw: str):
     return getattr(fewer_bytes, draw)(measured["rows"], measured["options"])
 
 
+def growth():
+    """The cost of a step over layers, width, batch, ranks, as scripts/bench_growth.py has measured it."""
+    import bench_growth
+
+    return bench_growth.picture(json.loads((ROOT / "docs" / "measured" / "growth.json").read_text()))
+
+
 # name of the file -> how it is drawn: a function that returns a Figure or bytes, or one that writes a file it is given.
 PICTURES: dict[str, Callable] = {
     "ring_buffers.svg": buffers,
@@ -382,6 +389,7 @@ PICTURES: dict[str, Callable] = {
     "rates.png": rates,
     "bytes.png": partial(compression, "draw_bytes"),
     "compression.png": partial(compression, "draw"),
+    "growth.png": growth,
     "scaling.png": partial(predicted, "--draw"),
     "map.png": partial(predicted, "--map"),
 }
