@@ -127,6 +127,8 @@ class GradientSync:
         Return the hooks that take the factors of gradients in place of these: see NetworkContext.product_hooks.
         """
         self.step = step
+        for tree in self.trees:
+            tree.reset()
         return {}
 
     def begin_pass(self, micro: Samples | None) -> Callable[[int], None] | None:

@@ -149,10 +149,12 @@ class TreeSum:
         self.sums = np.zeros((deepest, count), dtype)
         self._plans: dict = {}
 
+    def reset(self) -> None:
+        """Forget the leaves of a sum that is not complete: the step that gave them has failed."""
+        self._stack.clear()
+
     def add(self, leaf: np.ndarray) -> None:
         """Add the next of this rank's leaves; it is copied or added, and may be used again."""
-        if self._stack and self._stack[-1][1] == self.mine[1]:
-            self._stack.clear()  # the last sum is done with
         stack, at = self._stack, self._stack[-1][1] if self._stack else self.mine[0]
         node, value = (at, at + 1), leaf
         while stack and stack[-1] == self._left_of.get(node):  # its left sibling is there: they are one
@@ -164,7 +166,7 @@ class TreeSum:
         stack.append(node)
 
     def allreduce(self) -> np.ndarray:
-        """Return the sum of all leaves, on every rank: an array that the next `add` overwrites."""
+        """Return the sum of all leaves, on every rank: an array that the next sum overwrites."""
         self._communicate(allreduce)
         return self.sums[0]
 
@@ -176,6 +178,7 @@ class TreeSum:
     def _communicate(self, schedule) -> None:
         if (self._stack[-1][1] if self._stack else self.mine[0]) != self.mine[1]:
             raise RuntimeError(f"this rank holds the leaves {self.mine}, and was given those of {self._stack} so far")
+        self.reset()  # the next leaf begins another sum
         if self.communicator is None or self.communicator.size == 1:
             return
         if schedule not in self._plans:

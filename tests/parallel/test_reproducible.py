@@ -120,6 +120,21 @@ def test_a_sum_without_all_leaves_is_refused():
         tree.reduce_scatter()
 
 
+def test_training_goes_on_after_a_step_that_was_refused():
+    """A label that is no class, in the second virtual shard: by then the tree has the first one's gradient."""
+    x, y = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32), np.arange(8) % 3
+    found = []
+    for refused in (False, True):
+        trainer = alone(nn.Network(nn.Linear(5, 3), (5,)), nn.CrossEntropyLoss(), nn.SGD(0.1), shards=4)
+        trainer.step(x, y)
+        if refused:
+            with pytest.raises(ValueError, match="out of range"):
+                trainer.step(x, np.where(np.arange(8) == 3, 3, y))
+        found.append((trainer.step(x, y), trainer.digest()))
+        trainer.close()
+    assert found[0] == found[1]
+
+
 def mlp():
     layers = nn.Flatten(), nn.Linear(64, 50), nn.Sigmoid(), nn.Linear(50, 10)
     return nn.Network(Sequential(*layers), (8, 8, 1))
