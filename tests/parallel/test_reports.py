@@ -7,7 +7,7 @@ import numpy as np
 import nn
 from parallel.command.options import Options
 from parallel.command.training_run import train
-from parallel.reports import memory_report
+from parallel.reports import inspection, memory_report
 from parallel.run_trainer import RunTrainer
 
 
@@ -24,6 +24,15 @@ def test_profile_inspection_and_timeline_of_a_run(tmp_path, capsys):
     assert inspected == {"activations.png", "confusion.png", "distributions.txt", "gradients.png", "regions.png"}
     assert json.loads((tmp_path / "run" / "trace.json").read_text())
     assert (tmp_path / "run" / "timeline.png").stat().st_size > 1000
+
+
+def test_forty_misclassified_samples_are_drawn(tmp_path, monkeypatch):
+    data = nn.data.load("digits")
+    network = nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), (8, 8, 1))
+    drawn = {}
+    monkeypatch.setattr(inspection, "write_figure", lambda figure, file: drawn.update({file.name: figure}))
+    inspection.inspect(nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(0.1)), data, tmp_path)
+    assert sum(bool(ax.images) for ax in drawn["misclassified.png"].axes) == inspection.MISCLASSIFIED == 40
 
 
 def test_the_finder_draws_and_leaves_no_run_behind(tmp_path, capsys):
