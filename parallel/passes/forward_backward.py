@@ -23,6 +23,9 @@ class UnevenTotal(int):
         self.first = first
         return self
 
+    def __getnewargs__(self):  # ranks that disagree tell each other
+        return int(self), self.first
+
 
 class Samples(NamedTuple):
     """Samples that go forward and backward together.

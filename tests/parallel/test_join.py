@@ -54,6 +54,21 @@ def test_every_strategy(comm):
         many.communicator.release()
 
 
+@pytest.mark.mpi(ranks=2)
+def test_ranks_that_disagree_are_named(comm):
+    """The sizes of uneven batches travel between them as others do."""
+    from parallel import join
+
+    many = make(comm, {"strategy": "ddp"}, mlp())
+    many.optimizer.lr = 0.1 + comm.rank
+    batch = np.zeros((1 + comm.rank, 8, 8, 1)), np.zeros(1 + comm.rank, int)
+    for x, y, total in join([batch], comm):
+        with pytest.raises(ValueError, match=r"ranks disagree on the optimizer: .*on rank 0; .*on rank 1"):
+            many.step(x, y, total)
+    many.close()
+    many.communicator.release()
+
+
 @pytest.mark.mpi(ranks=3)
 def test_where_ranks_cannot_have_their_own(comm):
     """Neither the master's workers, nor virtual shards, nor servers on workers that do not wait, nor a mere server."""
