@@ -95,7 +95,7 @@ class ForwardBackward:
 
     def samples_at_once(self, total: int, accumulate: int) -> set[int]:
         """Return how many samples of a batch of `total` are computed together, on all ranks."""
-        shares = (chunk(total, self.mesh.shard[1], i) for i in range(self.mesh.shard[1]))
+        shares = (chunk(total, self.shard[1], i) for i in range(self.shard[1]))
         return {rows.stop - rows.start for lo, hi in shares for rows in micro_batches(hi - lo, accumulate)}
 
     def refuse(self, samples: int) -> None:
@@ -108,7 +108,7 @@ class ForwardBackward:
 
     def first_sample(self, total: int) -> int:
         """Return where this rank's samples begin in a batch of `total`."""
-        index, count = self.mesh.shard
+        index, count, *_ = self.shard
         return total.first if isinstance(total, UnevenTotal) else chunk(total, count, index)[0]
 
     def contiguous_slice(self, samples: int, total: int, accumulate: int) -> slice | None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from collectives.steps import chunk
 from nn.core.context import ALONE, LayerContext
 from nn.core.layer import Sequential
 from nn.losses import Loss
@@ -14,7 +13,6 @@ from parallel.mesh import Ranks
 from parallel.passes.forward_backward import ForwardBackward
 from parallel.state.splits import NetworkPart
 from parallel.strategies.activation_rounds import Rounds
-from parallel.strategies.join import UnevenTotal
 from parallel.strategies.tensor.boundary import shapes, split
 from parallel.strategies.tensor.moves import sum_as_one
 from parallel.sync.messages import Buckets
@@ -46,9 +44,6 @@ class WeirdTrick(ForwardBackward):
         self.ranks, self.rank = mesh.sizes["tensor"], mesh.places["tensor"]
         self.shard = self.rank, self.ranks
         self.owns_loss = self.rank == 0
-
-    def first_sample(self, total):
-        return total.first if isinstance(total, UnevenTotal) else chunk(total, self.ranks, self.rank)[0]
 
     def bind(self, trainer):
         """Make the two halves of the network: their layers, and their views of the arrays."""

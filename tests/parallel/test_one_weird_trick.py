@@ -122,6 +122,16 @@ def test_statistics_are_those_of_data_parallelism(comm):
 
 
 @pytest.mark.mpi(ranks=2)
+def test_a_sample_that_is_alone_on_its_rank_is_refused_before_training(comm):
+    """Where one value a channel is normalised: a batch of two has one sample for each rank."""
+    layers = nn.Conv2d(1, 3, 3), nn.GlobalAvgPool2d(), nn.BatchNorm1d(3), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 10)
+    many = make(comm, "all", "sgd", build=lambda: nn.Network(Sequential(*layers), (8, 8, 1), np.float64))
+    with pytest.raises(ValueError, match="leaves one sample to a shard"):
+        nn.fit(many, (np.zeros((4, 8, 8, 1)), np.arange(4)), 1, batch=2)
+    many.close()
+
+
+@pytest.mark.mpi(ranks=2)
 def test_a_bad_step_changes_nothing_and_is_traced(comm):
     """Also where one rank alone sees it; an infinite parameter shows behind the boundary on both."""
     many = make(comm, "shares", "adam")
