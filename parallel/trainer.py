@@ -20,6 +20,7 @@ from weakref import WeakMethod
 
 import numpy as np
 
+from nn.arguments import SIZE, Optional
 from nn.core.network import Network, NotFinite
 from nn.data import Data
 from nn.losses import Loss
@@ -346,12 +347,18 @@ class DistributedTrainer(RunTrainer):
         return self.forward_backward.samples_at_once(total, accumulate)
 
     def predict(self, x, batch=None):
-        """As for Trainer (collective); ranks with another `batch` than None need as many batches each."""
+        """As for Trainer (collective), all samples at once where `batch` is None; None for the workers of a master."""
+        Optional(SIZE)("predict: batch", batch)
         x = as_samples(self.network, x)
-        step = batch or max(1, len(x))
+        size = batch or max(1, len(x))
         with self.lock:
-            outputs = [np.array(self.outputs(x[lo : lo + step])) for lo in range(0, max(1, len(x)), step)]
-        return outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
+            count = max(1, -(-len(x) // size))
+            if batch:  # a rank with fewer samples takes part in the batches of the others
+                self.show_synchronized()  # first: a server on this rank answers nobody in the next call
+                count = max(self.mesh.allgather(count))
+            batches = (self.outputs(x[i * size : (i + 1) * size]) for i in range(count))
+            outputs = [y if y is None else y.copy() for y in batches]
+        return outputs[0] if count == 1 or outputs[0] is None else np.concatenate(outputs)
 
     def outputs(self, x):
         """As for Trainer (collective)."""

@@ -80,3 +80,26 @@ def test_looking_changes_no_bit(comm, thorough):
         same = not writes or all(np.array_equal(array, seen[name]) for name, array in state.items())
         assert len(state) == len(seen) and same and losses == same_losses, case
         assert counted == counted_too and not quiet and not said, case
+
+
+@pytest.mark.mpi(ranks=2)
+def test_ranks_with_unlike_numbers_of_samples_predict_in_batches(comm):
+    """Those with fewer take part in the batches of the others; the workers of a master have no outputs."""
+    from collectives import Communicator
+    from parallel.strategies import build_trainer
+
+    x, _ = dataset("mlp").batch(np.arange(5))
+    expected = nn.Trainer(network(), nn.CrossEntropyLoss(), nn.SGD(0.1)).predict(x)
+    for strategy, cut in ("ddp", 4), ("fsdp", 4), ("dp", 5):
+        communicator, options = Communicator(comm), Options(strategy=strategy, batch=8)
+        trainer = build_trainer(options, network(), nn.CrossEntropyLoss(), nn.SGD(0.1), communicator)
+        mine = slice(cut, 5) if comm.rank else slice(0, cut)
+        found = trainer.predict(x[mine], batch=2)
+        if strategy == "dp" and comm.rank:
+            assert found is None
+        else:
+            np.testing.assert_allclose(found, expected[mine], rtol=1e-12)
+        with pytest.raises(ValueError, match="predict: batch"):
+            trainer.predict(x[mine], batch=0)
+        trainer.close()
+        communicator.release()
