@@ -179,7 +179,8 @@ class RanksCheckpointWriter(CheckpointWriter):
                 sees = False
             self.one_directory = not trainer.sum(np.array([not sees], np.float64))[0]
             if trainer.is_writer:
-                file.unlink(missing_ok=True)
+                with suppress(OSError):  # raised here alone it would leave the other ranks waiting
+                    file.unlink()
                 if not self.one_directory:
                     trainer.say(
                         f"not all ranks see {file.parent}: checkpoints are gathered on the first one, and not written "

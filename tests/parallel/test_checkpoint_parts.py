@@ -170,6 +170,21 @@ def test_ranks_without_a_common_directory_gather(comm, tmp_path):
     close(many)
 
 
+@pytest.mark.mpi(ranks=2)
+def test_a_directory_in_place_of_the_token_stops_no_rank_alone(comm, shared_tmp_path):
+    """The first rank can neither write the file that shows the directory to all, nor remove what is in its place."""
+    kept = ShardedCheckpoints(shared_tmp_path / "kept")
+    if comm.rank == 0:
+        (kept.directory / ".shared.tmp").mkdir(parents=True)
+    comm.Barrier()
+    many = trainer(comm, ON_THREE["zero1"])
+    many.say = lambda line: None
+    nn.fit(many, loader(many), 1, [KeepCheckpoints(kept)])
+    comm.Barrier()
+    assert kept.load()[1]["epoch"] == 1
+    close(many)
+
+
 @pytest.mark.mpi(ranks=3)
 def test_a_rank_that_cannot_write_is_named_on_all_and_the_last_whole_one_stays(comm, shared_tmp_path):
     class Full(ShardedCheckpoints):
