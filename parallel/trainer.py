@@ -571,6 +571,7 @@ class CheckReplicas(Callback):
     """
 
     def __init__(self, steps: int):
+        SIZE("CheckReplicas: steps", steps)
         self.steps = steps
 
     def on_step(self, training, loss):

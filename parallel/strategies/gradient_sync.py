@@ -17,6 +17,7 @@ from nn.registry import lookup
 from parallel.axis import DIVIDE_NETWORK
 from parallel.mesh import Mesh
 from parallel.strategies.declaration import (
+    NEVER_TOGETHER,
     NODE_MEMORY,
     NOT_COMPRESSED_IN_SHARDS,
     NOT_STAGES,
@@ -73,6 +74,8 @@ def gradient_sync(
     ------
     ValueError
         What the strategies do not declare.
+    TypeError
+        A mesh of one process without a communicator, but for virtual shards.
     """
     buckets = {"bucket": bucket, "first_bucket": first_bucket, "overlap": overlap}
     check_bucketing(**buckets)
@@ -82,8 +85,7 @@ def gradient_sync(
         raise ValueError(f"ZeRO has the stages 1, 2 and 3, or 0 for nothing in shards; given {stage!r}")
     if compressor and shards:
         raise ValueError(
-            f"{compressor!r} does not work with virtual shards: the part that a rank leaves out "
-            f"depends on the number of ranks"
+            f"{compressor!r} does not work with virtual shards: {NEVER_TOGETHER['compress', 'reproducible']}"
         )
     if shards and mesh.data_group is not mesh:
         raise ValueError(f"virtual shards need a mesh whose only axis is data: {TREE}")
@@ -91,6 +93,11 @@ def gradient_sync(
         raise ValueError(
             "node_memory='on': gradients that are in shards, compressed, or of virtual shards are not summed in the "
             "memory of a node; drop one of them"
+        )
+    if mesh.communicator is None and (stage or not shards):
+        raise TypeError(
+            "one process has no gradients to sum: use nn.Trainer, or give a communicator, such as "
+            "Communicator(MPI.COMM_WORLD)"
         )
     in_parts = mesh.model is not None
     if in_parts:
