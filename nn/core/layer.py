@@ -271,6 +271,11 @@ class Sequential(Layer):
         return gy, {}
 
 
+def child_path(path: str, name: str) -> str:
+    """Return the path of a layer's child, such as 3.body.0; the root's is empty."""
+    return f"{path}.{name}" if path else name
+
+
 def last_kind(kinds: Iterable[str]) -> str:
     """Return the kind (`Layer.output`) of what a chain of layers returns, given that of each layer, the last first."""
     return next((kind for kind in kinds if kind != "view"), "view")
@@ -318,7 +323,7 @@ def check_tree(root: Layer) -> None:
         for inner in vars(layer).values():  # that of a wrapper, such as Recompute, which is no child
             if isinstance(inner, Layer):
                 _refuse_hidden(inner, path)
-        waiting += [(f"{path}.{name}" if path else name, child) for name, child in layer.children().items()]
+        waiting += [(child_path(path, name), child) for name, child in layer.children().items()]
 
 
 def _described(path: str, layer: Layer) -> str:

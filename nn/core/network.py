@@ -29,7 +29,7 @@ import numpy as np
 from nn.arguments import Closed
 from nn.core.checks import Checks
 from nn.core.context import LayerContext, MicroBatch, NetworkContext
-from nn.core.layer import Layer, Shape, ShapeError, check_layers, check_tree, child_specs
+from nn.core.layer import Layer, Shape, ShapeError, check_layers, check_tree, child_path, child_specs
 from nn.core.layout import Layout
 from nn.core.memory_pool import MemoryPool
 from nn.core.mixed_precision import MixedPrecision
@@ -396,7 +396,7 @@ def _walk(layer: Layer, path: str, in_shape: Shape):
     if not children:
         yield path, layer, in_shape, layer.specs(in_shape)[1]
     for (name, child), shape in zip(children.items(), layer.child_shapes(in_shape), strict=True):
-        yield from _walk(child, f"{path}.{name}" if path else name, shape)
+        yield from _walk(child, child_path(path, name), shape)
 
 
 def all_layers(layer: Layer) -> Iterator[Layer]:

@@ -2,7 +2,9 @@
 
 Units take turns in a **unit buffer**, so the layers' views of it are made once. In stage 2 a unit's gradients are
 reduced to this rank's block as soon as they are finished. In stage 3 a unit's parameters are gathered before its
-forward and before its backward; one that is still there when backward begins is not gathered again.
+forward and before its backward; one that is still there when backward begins is not gathered again. A layer has one
+unit, and what it is tied to has buffers of its own. So prefetch + 1 buffers are enough: what is gathered ahead takes
+the buffer of a unit that is behind.
 
 Sources: Rajbhandari et al. 2020 (ZeRO); Zhao et al. 2023 (FSDP).
 """
@@ -41,7 +43,7 @@ class ShardedGradients(ShardedOptimizer):
 
     def skip_pass(self, micro):
         """Take part in what other ranks do in their pass."""
-        for path in reversed(self.unit_layout.stages) if micro else ():
+        for path in reversed(self.unit_layout.paths) if micro else ():
             self.skip_backward(path)
 
     def skip_backward(self, path: str) -> None:
@@ -112,8 +114,8 @@ class ShardedParameters(ShardedGradients):
         )
         self.p = self.parameter_buffers.views()
         self.requests = {}  # number of a unit -> of its gathering
-        needs = [self.unit_layout.needs[path] for path in self.unit_layout.stages]
-        order = [unit for stage in needs for unit in stage] + [unit for stage in reversed(needs) for unit in stage]
+        needs = [self.unit_layout.needs[path] for path in self.unit_layout.paths]
+        order = [unit for each in (*needs, *reversed(needs)) for unit in each]
         self.use_order = [u for i, u in enumerate(order) if i == 0 or order[i - 1] != u]  # of 3 units: 0 1 2 1 0
         self.position = -1  # in use_order, of the unit that was used last
 
@@ -129,7 +131,7 @@ class ShardedParameters(ShardedGradients):
         return super().begin_pass(micro)
 
     def skip_pass(self, micro):
-        for path in self.unit_layout.stages:
+        for path in self.unit_layout.paths:
             self.gather_layer(path)
         super().skip_pass(micro)
 

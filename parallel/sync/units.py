@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nn.core.layer import Layer, Sequential
+from nn.core.layer import Layer, Sequential, child_path
 from nn.core.layout import ALIGN, Layout, Region
 from nn.core.network import Network
 
@@ -78,11 +78,11 @@ class UnitLayout:
     units : list of Unit
     size : int
         Elements of a shard.
-    stages : list of str
-        Paths of the layers that need units, in forward order: the children of nested Sequentials, or the root. Of any
-        other container all layers are needed at once.
+    paths : list of str
+        Of the layers that need units, in forward order: the children of nested Sequentials, or the root. Of any other
+        container all layers are needed at once.
     needs : dict
-        Path of a stage -> numbers of the units that it uses.
+        Path -> numbers of the units that the layer uses: its own, and those of arrays that it is tied to.
     """
 
     def __init__(self, network: Network, ranks: int, least: int):
@@ -90,7 +90,7 @@ class UnitLayout:
         self.units: list[Unit] = []
         self.size = 0
         self.needs: dict[str, tuple[int, ...]] = {}
-        ties = {path: list(_ties(specs, self.layout)) for path, _, specs in _stages(network.root, "", network.specs)}
+        ties = {path: list(_ties(specs, self.layout)) for path, _, specs in _in_turn(network.root, "", network.specs)}
         owners = {owner for found in ties.values() for owner in found}
         start, inside = 0, []
         for path in reversed(ties):
@@ -109,7 +109,7 @@ class UnitLayout:
         for path, found in ties.items():
             needed = dict.fromkeys([*self.needs[path], *(home[owner] for owner in found)])
             self.needs[path] = tuple(needed)
-        self.stages = [path for path in ties if self.needs[path]]
+        self.paths = [path for path in ties if self.needs[path]]
 
     def _add(self, start: int, stop: int, paths: list[str], owners: set[str]) -> None:
         """Add a unit of the layers at `paths`, unless they have no parameters."""
@@ -216,13 +216,13 @@ def _names(layout: Layout, start: int, stop: int) -> tuple[str, ...]:
     return tuple(name for name, place in layout.slices.items() if start <= place.start < stop)
 
 
-def _stages(layer: Layer, path: str, specs: dict) -> Iterator[tuple[str, Layer, dict]]:
+def _in_turn(layer: Layer, path: str, specs: dict) -> Iterator[tuple[str, Layer, dict]]:
     """(path, layer, specs) of what nested Sequentials run one after another, in forward order."""
     if not isinstance(layer, Sequential):
         yield path, layer, specs
         return
     for name, child in layer.children().items():
-        yield from _stages(child, f"{path}.{name}" if path else name, specs[name])
+        yield from _in_turn(child, child_path(path, name), specs[name])
 
 
 def _ties(specs: dict, layout: Layout) -> Iterator[str]:

@@ -14,7 +14,7 @@ import copy
 from typing import NamedTuple
 
 from nn.core.containers import Parallel, Recompute, Residual
-from nn.core.layer import Layer, Sequential, Shape
+from nn.core.layer import Layer, Sequential, Shape, child_path
 from nn.core.network import Network
 from nn.layers.activations import Activation
 from nn.layers.attention import MultiHeadAttention
@@ -101,7 +101,7 @@ class _Cutting:
         if type(layer) is Recompute:
             return Recompute(self.layer(layer.layer, path, in_shape))
         if type(layer) in (Residual, Parallel):
-            inside = [self.layer(child, _join(path, name), in_shape) for name, child in layer.children().items()]
+            inside = [self.layer(child, child_path(path, name), in_shape) for name, child in layer.children().items()]
             return with_children(layer, inside)
         if type(layer) in REPLACED:
             self.check(layer, path)
@@ -129,7 +129,7 @@ class _Cutting:
     def sequential(self, layer: Sequential, path: str, in_shape: Shape, first: bool) -> Layer:
         layers, shape = [], in_shape
         for name, child in layer.children().items():
-            layers.append(self.layer(child, _join(path, name), shape, first))
+            layers.append(self.layer(child, child_path(path, name), shape, first))
             shape, first = child.specs(shape)[1], False
         return with_children(layer, layers)
 
@@ -150,7 +150,3 @@ class _Cutting:
                 f"layer {path} ({layer!r}): what an expert has room for is counted in whole samples, in their order: "
                 "with an axis context use capacity=0"
             )
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

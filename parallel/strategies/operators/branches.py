@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nn.core.containers import Parallel, Recompute, Residual
-from nn.core.layer import Layer, Sequential, Shape
+from nn.core.layer import Layer, Sequential, Shape, child_path
 from nn.core.network import Network
 from nn.models.googlenet import Auxiliary
 from parallel.strategies.activation_transfer import transfer
@@ -145,7 +145,7 @@ def elsewhere(layer: Layer, path: str = "") -> Iterator[tuple[str, bool]]:
     module = isinstance(layer, Around) and isinstance(layer.leave, SideBySide)
     branches = layer.layer.layers if module else ()
     for i, (name, child) in enumerate(layer.children().items()):
-        inner = f"{path}.{name}" if path else name
+        inner = child_path(path, name)
         if module:
             yield inner, isinstance(branches[i], Elsewhere)
         else:

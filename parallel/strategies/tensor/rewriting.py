@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nn.core.containers import Parallel, Recompute, Residual
-from nn.core.layer import Layer, Sequential, Shape
+from nn.core.layer import Layer, Sequential, Shape, child_path
 from nn.core.network import Network
 from nn.layers.attention import MultiHeadAttention
 from nn.layers.batch_normalization import BatchNorm
@@ -137,7 +137,7 @@ def terms(network: Network) -> list[str]:
     for path, layer, shape, _ in network.layers():
         if isinstance(layer, Around) and layer.terms:
             found += [
-                _child_path(path, name)
+                child_path(path, name)
                 for name, spec in layer.specs(shape)[0].items()
                 if split_of(spec) is None and not spec.buffer
             ]
@@ -222,7 +222,7 @@ class _Sharing:
             if not path and int(name) < self.start:
                 layers.append(Around(child, splits={}))
             else:
-                found, state = self.layer(child, _child_path(path, name), shape, state)
+                found, state = self.layer(child, child_path(path, name), shape, state)
                 layers.append(found)
             shape = child.specs(shape)[1]
         return with_children(layer, layers), state
@@ -230,10 +230,10 @@ class _Sharing:
     def residual(self, layer: Residual, path: str, in_shape: Shape, state: State) -> Found:
         """Both branches end alike: cut in the same way, or whole."""
         other = copy.copy(layer)
-        other.body, body = self.layer(layer.body, _child_path(path, "body"), in_shape, state)
+        other.body, body = self.layer(layer.body, child_path(path, "body"), in_shape, state)
         short: State = state
         if layer.shortcut:
-            other.shortcut, short = self.layer(layer.shortcut, _child_path(path, "shortcut"), in_shape, state)
+            other.shortcut, short = self.layer(layer.shortcut, child_path(path, "shortcut"), in_shape, state)
         if body == short:
             return other, body
         if body:
@@ -250,7 +250,7 @@ class _Sharing:
         found, root = [], self.network.root
         rounded = isinstance(root, Sequential) and path in [*root.children()][:-1]  # the next child takes the outputs
         for name, child in layer.children().items():
-            inner, out = self.layer(child, _child_path(path, name), in_shape, state)
+            inner, out = self.layer(child, child_path(path, name), in_shape, state)
             found.append(behind(inner, Gather(out, same=True, rounded=rounded)) if out else inner)
         return tuple(found)
 
@@ -359,10 +359,6 @@ class _Sharing:
             return Sum(), None
         self.along_places = True
         return SumPart(places), places
-
-
-def _child_path(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def _places(state: State) -> bool:
