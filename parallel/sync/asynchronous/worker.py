@@ -213,22 +213,25 @@ class Worker(Actor):
 
     def push(self, rate: float) -> None:
         """Send what was gathered to every server; without samples only the clock."""
-        for host, version, array in zip(self.hosts, self.read_versions, self.slices(), strict=True):
+        slices = self.slices()  # on every rank of a replica, also where there is no server to send them to
+        for host, version, array in zip(self.hosts, self.read_versions, slices, strict=True):
             self.send(("server", host), "push", (self.clock, version, rate), array)
         if self.unpushed is not self.gradients:
             self.unpushed[:] = 0
         self.pushed_at, self.samples, self.read_versions = self.clock, 0, []
 
-    def slices(self) -> Iterator[np.ndarray | None]:
-        """Yield what each server is sent; None if there were no samples."""
-        whole = self.replica.gather(self.unpushed) if self.replica and self.samples else self.unpushed
-        for number, share in enumerate(self.shares):
-            if self.samples and self.pieces:
-                body = self.pieces.encoders[number].encode(whole[share], self.clock - 1)
-                self.pieces.sent += body.nbytes * (self.hosts[number] != self.role[1])
-                yield body
-            else:
-                yield whole[share] if self.samples else None
+    def slices(self) -> list[np.ndarray | None]:
+        """Return what each server is sent, None if there were no samples; all ranks of a replica take part."""
+        if not self.samples:
+            return [None for _ in self.shares]
+        whole = self.replica.gather(self.unpushed) if self.replica else self.unpushed
+        slices = [whole[share] for share in self.shares]
+        if self.pieces:
+            pairs = zip(self.pieces.encoders, slices, strict=True)
+            slices = [encoder.encode(part, self.clock - 1) for encoder, part in pairs]
+            sent = zip(self.hosts, slices, strict=True)
+            self.pieces.sent += sum(message.nbytes for host, message in sent if host != self.role[1])
+        return slices
 
     def fail(self) -> None:
         """Report to the servers that the loss of this step is not finite; push nothing."""
