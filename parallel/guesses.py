@@ -1,4 +1,4 @@
-"""Names and keywords of PyTorch and its kin, and what to write for them here: see nn/guesses.py."""
+"""Names and keywords of PyTorch and similar libraries, and what to write for them here: see nn/guesses.py."""
 
 from __future__ import annotations
 

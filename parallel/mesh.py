@@ -150,7 +150,7 @@ class Mesh:
     Raises
     ------
     TypeError
-        No communicator, or one between two groups; a keyword that there is not.
+        What is no communicator, or one between two groups; an unknown keyword.
     ValueError
         Sizes that do not multiply to the ranks, or axes that cannot be combined; a rank that is not in the communicator
         (COMM_NULL).

@@ -15,7 +15,7 @@ class RunTrainer(Trainer):
     local_update : bool
         Whether ranks make steps of their own, and synchronize only in `synchronize`.
     scattered : bool
-        Whether the state lies on several ranks, so that `entries` gathers it.
+        Whether the state lies on several ranks, so that `state_items` gathers it.
     on_disk : bool
         Whether some of the state lies in files, because memory is too small for it.
     sends, notes : str

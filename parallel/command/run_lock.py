@@ -85,7 +85,7 @@ class RunLock:
             if there.strip("\0") and not there.startswith("{"):  # torn ones of ours are empty, zeros, or begin so
                 raise RunHeld(f"{self.path} is the file of another program: train in another directory")
             if there and there != known:
-                self._refuse_living(file, locked, there)
+                self._refuse_living(locked, there)
             self._write(file, json.dumps(this_process()))
         except BaseException:
             os.close(file)
@@ -141,7 +141,7 @@ class RunLock:
                     return file, locked
             os.close(file)  # its holder has just removed it
 
-    def _refuse_living(self, file: int, locked: bool, there: str) -> None:
+    def _refuse_living(self, locked: bool, there: str) -> None:
         """Raise RunHeld if the process that the file names lives."""
         holder = _parsed(there)
         if holder.get("machine") and holder["machine"] == this_process()["machine"]:

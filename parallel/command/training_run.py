@@ -306,7 +306,7 @@ def finishing(checkpointing: checkpoint_callback.KeepCheckpoints):
 
 
 def leave_network(options: Options, parts: Parts, trainer: RunTrainer, say) -> None:
-    """Write the network, for whoever uses it: scripts/predict.py, nn.load (every rank: shards meet here)."""
+    """Write the network, for whoever uses it: scripts/predict.py, nn.load (every rank: shards are gathered)."""
     file = Path(options.out) / trained_run.FILE
     try:
         nn.save(trainer, file, trained_run.about(options, parts.data))

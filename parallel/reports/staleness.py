@@ -4,8 +4,8 @@ In a run with asynchronous servers each epoch in metrics.jsonl has
 
     "staleness": {"mean": 2.1, "max": 7, "updates": [40, 95, 130, ...]}       so many updates were 0, 1, 2, ... late
 
-counted by every server in updates that it made between the read and the push; replicas without a server tell how often
-they have met, and how far they had drifted.
+counted by every server in updates that it made between the read and the push; replicas without a server record how
+often they averaged, and how far they had drifted.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Times come from time.perf_counter, which all processes of a host share; times of other hosts are converted to rank 0's
 clock (clock_offsets.py). A collective phase starts when the last rank enters it: until then the others wait, which is
-distinguished when the events of all ranks are merged, so that watching costs no meeting.
+distinguished when the events of all ranks are merged, so that watching costs no barrier.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Timeline:
             start, stop = (float(to_rank_0(t, self._begin, end)) for t in (event["start"], event["end"]))
             events.append(event | {"start": start, "end": stop})
         everyone = self.communicator.gather(events)
-        return told_apart(everyone) if everyone else []
+        return split_waits(everyone) if everyone else []
 
     def _offset(self):
         if self.communicator is None:
@@ -88,7 +88,7 @@ class Timeline:
         return measure(self.communicator, nodes_of(self.communicator), self.clock)
 
 
-def told_apart(ranks: list[list[dict]]) -> list[dict]:
+def split_waits(ranks: list[list[dict]]) -> list[dict]:
     """Return all events; collective ones are split at the moment the last rank enters, with "wait" before it.
 
     Parameters

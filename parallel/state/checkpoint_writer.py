@@ -72,7 +72,10 @@ class RanksCheckpointWriter(CheckpointWriter):
             self._synchronize()
 
     def poll(self, termination_requested: bool | None, saved: bool) -> bool:
-        """Begin a checkpoint. Local-update ranks synchronize here, and only here."""
+        """As for CheckpointWriter, alike on all ranks; local-update ranks where a checkpoint was begun, and only there.
+
+        Other ranks ask each other every INTERVAL seconds or so, and not after every step.
+        """
         trainer = self.trainer
         if not self.background and termination_requested is None:
             return False

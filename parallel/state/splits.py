@@ -43,7 +43,7 @@ class Split:
     units : int
         Number of units in a block, such as heads, which are never cut; all parts get equally many. 0: single entries,
         of which parts may have one more or less.
-    copies: int = 1
+    copies : int
         How many ranks have each part: n ranks have n / copies parts, dealt out again and again. So are arrays cut along
         the axis "tensor" beside an axis "expert".
     """

@@ -228,7 +228,7 @@ class StateTable:
                 for each in held.get(name, ()):
                     each.fill(given)
                 continue
-            given = dealt(given, shape[0]) if mesh.rank == 0 else [None] * shape[0]
+            given = as_addends(given, shape[0]) if mesh.rank == 0 else [None] * shape[0]
             for index, addend in enumerate(given):
                 addend = self._broadcast(addend, shape[1:], dtype)
                 for each in held.get(name, ()):
@@ -296,7 +296,7 @@ def kind_of_private(name: str) -> str:
     return name.split("/")[1]
 
 
-def dealt(addends: np.ndarray, count: int) -> np.ndarray:
+def as_addends(addends: np.ndarray, count: int) -> np.ndarray:
     """Return the addends of some ranks as those of `count` ranks, with the same sum: the first one has all of it."""
     if len(addends) == count:
         return addends

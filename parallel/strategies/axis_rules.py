@@ -78,15 +78,14 @@ def _layers_together(options) -> None:
 
 
 def _replicas(options) -> None:
-    """Return what local-update replicas of several ranks each cannot be combined with."""
+    """Refuse what local-update replicas of several ranks each cannot be combined with."""
     pipeline = axes.is_pipeline(options)
     if not axes.of_several_ranks(options) or not pipeline:
         return
     if schedule(options).name == "pipedream":
         raise OptionError(
             f"--pipeline {options.pipeline} cannot be combined with --strategy {options.strategy}: "
-            f"{NEVER_FLUSHED}: use "
-            "--pipeline 1f1b, or --strategy pipeline"
+            f"{NEVER_FLUSHED}: use --pipeline 1f1b, or --strategy pipeline"
         )
     if options.accumulate > 1:
         why = STRATEGIES["pipeline"].supports.not_parts
@@ -218,9 +217,8 @@ def _check_stages(options, ranks: int, network, optimizer) -> int:
         )
     if stale and options.compress:
         raise OptionError(
-            f"--compress cannot be combined with --pipeline {options.pipeline}: replicas of a stage "
-            f"sum their gradients as "
-            "they are: leave it out"
+            f"--compress cannot be combined with --pipeline {options.pipeline}: replicas of a stage sum their "
+            "gradients as they are: leave it out"
         )
     _refuse_nothing_sent(options, sizes)
     _check_experts(options, sizes, network)

@@ -82,8 +82,8 @@ def LocalSGD(
     drift : float
         They also average when one is farther from the last average than `drift` times its norm; 0 for never.
     pipeline, tensor, **how
-        As for Downpour, with its way, limit and schedule: so many neighbouring ranks are one replica, and each meets
-        those that have the same of it.
+        As for Downpour, with its way, limit and schedule: so many neighbouring ranks are one replica, and each
+        averages with those that have the same of it.
 
     Raises
     ------
@@ -261,8 +261,8 @@ def cost(job: Job, axes: Axes, network: CostNetwork, text: str, servers: int = 1
     mine, group, copies = part_of(job, axes, network), axes.group("data", job.node_memory), COPIES[keys.name]
     computation = mine.computation + job.loss(mine.samples)
     moved = network.copying((1 + copies) * job.parameters) if copies else 0.0  # what is moved, and what it moves to
-    meeting = group.allreduce(job.parameters, network) + moved
-    parts = {"computation": computation, "update": job.update, "meeting": meeting / keys.every}
+    averaging = group.allreduce(job.parameters, network) + moved
+    parts = {"computation": computation, "update": job.update, "averaging": averaging / keys.every}
     memory = (2 + job.moments + copies) * job.parameters + mine.saved
     computing = mine.workers * (computation + job.update)
     return Prediction(text, axes, parts, computing, 2 * group.sent(job.parameters) / keys.every, memory)

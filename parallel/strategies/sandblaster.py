@@ -1,7 +1,7 @@
 """Sandblaster: L-BFGS on many ranks, by a coordinator that holds no parameters.
 
 Rank 0 runs the algorithm and sends commands of a few bytes (dot, axpy, copy, scale); parameters, gradients and the
-history of L-BFGS lie in slices on shards, and never meet in one place; replicas compute gradients of small chunks of
+history of L-BFGS lie in slices on shards, and are never all in one place; replicas compute gradients of small chunks of
 the batch, a chunk whenever they are idle, so that a slow one does fewer of them and nobody waits for it. A step is a
 direction and a line search along it, several evaluations of the whole batch.
 

@@ -2,20 +2,20 @@
 
 Every rank writes its gradients where the others can read them, and publishes how far they are finished: a growing
 prefix of the layout. The layout is cut into blocks. Whoever has done its own backward pass claims the next block, waits
-until all have finished its gradients, adds them up in rank order, and updates the block's parameters; then all
-**meet**. So each element is summed and updated once, with the same bits whoever does it; nothing is copied back; and a
+until all have finished its gradients, adds them up in rank order, and updates the block's parameters; then comes a
+barrier. So each element is summed and updated once, with the same bits whoever does it; nothing is copied back; and a
 rank that is early does the work of one that is late, instead of waiting for it.
 
     rank 0   forward, backward                | block 2 | block 4 | forward, backward ...
     rank 1   forward, backward | block 0 | block 1 | block 3      | forward, backward ...
-                                                                 meet
+                                                                 barrier
 
 For wide layers ranks publish the factors of gradients, which the rank that claims a block multiplies
 (gradient_factors.py). Where an update needs norms of whole tensors, or nodes have to sync sums, each rank has a share
-instead: meet; sum the share; update it; meet. Between nodes with equally many ranks the holders of the same share add
-up what they have, in buckets (messages.py): one leaves as soon as all ranks of the node have finished its gradients,
-while backprop goes on. So the cables carry each gradient once. Cost of a step: 2 / p reads of all ranks' gradients, and
-a meeting (a few microseconds). Source of the two levels: Jia et al. 2018.
+instead, which it sums and updates between two barriers. Between nodes with equally many ranks the holders of the same
+share add up what they have, in buckets (messages.py): one leaves as soon as all ranks of the node have finished its
+gradients, while backprop goes on. So each gradient travels between nodes once. Cost of a step: 2 / p reads of all
+ranks' gradients, and a barrier (a few microseconds). Source of the two levels: Jia et al. 2018.
 """
 
 from __future__ import annotations

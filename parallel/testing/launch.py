@@ -15,7 +15,7 @@ from parallel.testing.mark import DIRECTORY, ranks_of
 from parallel.testing.rank import seconds_without_a_core
 
 DIRECTORIES = "ringprop-ranks-"  # how the names of directories begin in which ranks write logs
-STARTUP = 900.0  # seconds for the ranks to start, import and collect, and to meet before a test
+STARTUP = 900.0  # seconds for the ranks to start, import and collect, and for the barrier before a test
 GRACE = 1.0  # seconds that the other ranks have for their result after one has failed
 FINALIZE = 60.0  # seconds to leave after the last test
 LOOKS = 0.001, 0.02  # seconds between two looks at the logs: short tests are many, long ones must not be disturbed

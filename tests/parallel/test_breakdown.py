@@ -22,7 +22,7 @@ from collectives.pricing.trace_formats import read_chrome_trace, read_goal, reco
 from collectives.steps import Compute
 from parallel.command.options import Options
 from parallel.reports.breakdown import PARTS, Breakdown, draw_breakdown
-from parallel.reports.timeline import told_apart, write_trace
+from parallel.reports.timeline import split_waits, write_trace
 from parallel.run_trainer import RunTrainer
 from parallel.sync.base import GradientSync
 
@@ -293,18 +293,18 @@ def test_waiting_lasts_until_the_last_rank_has_come():
         [event(0, "compute", 0, 2), event(0, "sum", 2, 9, True), event(0, "sum", 10, 12, True)],
         [event(1, "compute", 0, 7), event(1, "sum", 7, 9, True), event(1, "sum", 11, 12, True)],
     ]
-    found = [(e["rank"], e["name"], e["start"], e["end"]) for e in told_apart(ranks)]
+    found = [(e["rank"], e["name"], e["start"], e["end"]) for e in split_waits(ranks)]
     assert found == [
         (0, "compute", 0, 2), (0, "wait", 2, 7), (0, "sum", 7, 9), (0, "wait", 10, 11), (0, "sum", 11, 12),
         (1, "compute", 0, 7), (1, "sum", 7, 9), (1, "sum", 11, 12),
     ]  # fmt: skip
     ranks[1].pop()  # a rank whose events are cut off earlier
-    assert (0, "sum", 10, 12) in [(e["rank"], e["name"], e["start"], e["end"]) for e in told_apart(ranks)]
+    assert (0, "sum", 10, 12) in [(e["rank"], e["name"], e["start"], e["end"]) for e in split_waits(ranks)]
 
 
 def test_a_timeline_survives_both_formats(tmp_path):
     """Chrome trace: every event; GOAL: the computation of each rank, and the waiting, which is simulated again."""
-    events = told_apart(
+    events = split_waits(
         [
             [event(0, "compute", 0, 2), event(0, "sum", 2, 9, True), event(0, "update", 10, 11)],
             [event(1, "compute", 0.5, 7), event(1, "sum", 7, 9, True), event(1, "update", 9, 12)],

@@ -7,7 +7,7 @@ import nn
 from parallel import DistributedDataParallel
 from parallel.state.fragments import GatheredFragments
 from parallel.state.placed import Partial, PlacedArray, Range, Shard
-from parallel.state.table import dealt
+from parallel.state.table import as_addends
 
 RANKS = 3
 
@@ -60,9 +60,9 @@ def test_addends_lie_along_a_first_axis_and_are_dealt_to_other_numbers_of_ranks(
     found = GatheredFragments(row.fragments() for row in rows)
     error = found["compress/error/0.W"]
     assert error.shape == (3, 5, 7) and [set(addend.flat) for addend in error] == [{1.0}, {2.0}, {3.0}]
-    assert dealt(error, 3) is error
+    assert as_addends(error, 3) is error
     for count in (1, 2, 5):
-        other = dealt(error, count)
+        other = as_addends(error, count)
         assert other.shape == (count, 5, 7) and not other[1:].any()
         np.testing.assert_array_equal(other.sum(0), error.sum(0))
 

@@ -100,12 +100,12 @@ class WindowRows(Wrapper):
         self.rows = self._of_rows(self.part)
         self.inside, self.borders = None, ()
         if isinstance(layer, Conv2d) and self.halo.receives and not whole:
-            self._tell_apart(window, out)
+            self._find_inside(window, out)
         if self.inside:
             rows = self.inside[0].out[1] - self.inside[0].out[0]
             self.macs_inside = layer.macs((*size, layer.in_channels)) // out_height * rows  # of one sample
 
-    def _tell_apart(self, window: Needs, out: Interval) -> None:
+    def _find_inside(self, window: Needs, out: Interval) -> None:
         """The rows of the output that are made of this rank's rows alone, if any; and those above and below."""
         lo, hi = self.halo.owned[self.halo.rank]
         alone = []

@@ -10,14 +10,14 @@ t updates,
 
     w(t+1) = w(t) - lr grad f(w_1(t-n+1), w_2(t-n+2), ..., w_n(t))
 
-With **vertical sync** a mini-batch meets the weights of one time in all stages, those that the first stage has when it
+With **vertical sync** a mini-batch uses the weights of one time in all stages, those that the first stage has when it
 begins: w(t+1) = w(t) - lr grad f(w(t-n+1)). Stage s keeps at most n - s versions, counted from 0; with vertical sync
 all keep n.
 
 **Replicated stages** (1F1B-RR): r_s ranks have stage s, and mini-batch b is its replica b mod r_s's, forward and
-backward. Each r_s backward passes end in one update, with the sum of their gradients; the forward pass of b meets the
+backward. Each r_s backward passes end in one update, with the sum of their gradients; the forward pass of b uses the
 weights after b // r_s - u_s updates, where u_s is the stage's warm-up (schedules.py), and with vertical sync the last
-ones that have seen no more mini-batches than those that b has met on the first stage.
+ones that have seen no more mini-batches than those that b uses on the first stage.
 
 So this is not what one process computes, but it is the same every time. A step is the mini-batches of one global batch;
 at its end some are still in flight, and go on with those of the next step (pipedream_step.py). A step returns the loss

@@ -77,7 +77,7 @@ def pipedream(rank: int, ranks: int, micro_batches: int, replicas: Sequence[int]
     Every micro-batch is a mini-batch with an update of its own. replicas[s] ranks share stage s and take mini-batches
     in turn: b belongs to replica b mod replicas[s], forward and backward. Warm-up of stage s with R ranks in all:
     floor((R - 1 - ranks of earlier stages) / replicas[s]) forwards; that plus one is its peak, and the number of
-    versions of its weights that it keeps, so that a backward meets the weights of its forward. After each backward the
+    versions of its weights that it keeps, so that a backward uses the weights of its forward. After each backward the
     replicas of a stage sum their gradients (REDUCE_GRAD): one update for as many mini-batches as there are replicas;
     who has none left in the last of these rounds adds nothing.
     """
@@ -163,7 +163,7 @@ def zb_h2(rank: int, ranks: int, micro_batches: int) -> Actions:
 
     Warm-up 2 (p - r) - 1 forwards; W follows I behind by 2 r. Idle (p - 1) (F + I - 2 W): none where all are equal;
     peak 2 p - 1. That is within a rank's own span: ranks start and end at different times, and the makespan of one
-    step is ZB-H1's. It is gained where ranks do not meet between steps.
+    step is ZB-H1's. It is gained where ranks do not synchronize between steps.
     """
     yield from weights_later(rank, micro_batches, warm_up=2 * (ranks - rank) - 1, behind=2 * rank)
 

@@ -7,7 +7,7 @@ The pass is a pipeline (executor.py). Along "tensor" ranks compute each layer of
 they have positions of the same sequences, and along "expert" other samples, and of a stage's experts some each. What a
 rank holds is summed along the axes "data" and "context", each stage by itself, while earlier stages still compute; the
 norm of the whole gradient and the loss travel along the others.
-Ranks meet after every step: the idle time that zero-bubble schedules would save by not doing so is not saved.
+All ranks end a step together: the idle time that zero-bubble schedules save between steps is not saved.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def behind(layer: Layer, move: Move) -> Layer:
 
 
 def with_children(layer: Layer, children: Iterable[Layer]) -> Layer:
-    """A copy of a Sequential, Residual, Branches or Auxiliary that has other layers inside."""
+    """A copy of a Sequential, Residual, Parallel or Auxiliary that has other layers inside."""
     other = copy.copy(layer)
     if hasattr(layer, "layers"):
         other.layers = tuple(children)
