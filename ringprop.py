@@ -23,7 +23,7 @@ def command() -> int:
         from parallel.command.commands import main as found
     except ImportError as error:
         package = sys.modules.get("parallel")
-        own = hasattr(package, "_HOME")
+        own = hasattr(package, "_MODULES")
         place = getattr(package, "__file__", None) or next(iter(getattr(package, "__path__", ["?"])))
         said = f"{place} hides ringprop's parallel: rename it, or take its place out of PYTHONPATH"
         print(f"error: {error if own or package is None else said}", file=sys.stderr)

@@ -397,7 +397,7 @@ with tempfile.TemporaryDirectory(prefix="elastic-") as work:
     program = Path(work) / "program.py"
     program.write_text(ELASTIC)
     cases = {"undisturbed": ["--ranks", "1"]}
-    if not launcher.why_all_end():
+    if not launcher.reason_all_end():
         cases["rank 2 dies"] = ["--ranks", "3", "--elastic", "shrink:min=1"]
     for name, more in cases.items():
         logs = Path(work) / f"steps {name}"
@@ -418,7 +418,7 @@ if "rank 2 dies" in results:
     assert results["rank 2 dies"]["elastic"]["lost"] == [2]
     exercise.draw_workers(worked["rank 2 dies"])
 else:
-    print(f"not on this MPI: {launcher.why_all_end()}")
+    print(f"not on this MPI: {launcher.reason_all_end()}")
 
 # %% [markdown]
 # ## 7. Copies on other ranks

@@ -11,7 +11,7 @@ import os
 from importlib.util import find_spec
 
 # Public names that are of no strategy on the command line; each strategy declares its own.
-_HOME = {
+_MODULES = {
     "BranchParallel": "parallel.strategies.operators.strategy",
     "CheckReplicas": "parallel.trainer",
     "ContextParallel": "parallel.strategies.context.strategy",
@@ -48,18 +48,18 @@ _check_neighbours()
 
 
 @functools.cache
-def _homes() -> dict[str, str]:
+def _modules() -> dict[str, str]:
     """Return the public names and the modules that they are in."""
     from parallel.strategies import DECLARED
 
-    return _HOME | {name: strategy.build.__module__ for strategy in DECLARED for name in strategy.public}
+    return _MODULES | {name: strategy.build.__module__ for strategy in DECLARED for name in strategy.public}
 
 
 def __getattr__(name: str):
     if name == "__all__":
-        return sorted(_homes())
-    if not name.startswith("_") and name in (homes := _homes()):
-        return getattr(importlib.import_module(homes[name]), name)
+        return sorted(_modules())
+    if not name.startswith("_") and name in (modules := _modules()):
+        return getattr(importlib.import_module(modules[name]), name)
     if name.startswith("_"):  # as inspect asks for: not worth an import of nn
         raise AttributeError(f"parallel has no {name!r}", name=name)
     from nn.guesses import refuse_name
@@ -69,4 +69,4 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_homes()})
+    return sorted({*globals(), *_modules()})

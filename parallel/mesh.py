@@ -43,17 +43,17 @@ class Ranks(Group):
     def maximum(self, array):
         self.communicator.Allreduce(self.in_place, array, self.max)
 
-    def gather(self, array):
+    def all_gather(self, array):
         out = self.memory.empty((self.size, *array.shape), array.dtype)
         self.communicator.Allgather(np.ascontiguousarray(array), out)
         return out
 
-    def sum_part(self, array):
+    def reduce_scatter(self, array):
         out = self.memory.empty(array.shape[1:], array.dtype)
         self.communicator.Reduce_scatter_block(np.ascontiguousarray(array), out)
         return out
 
-    def swap(self, array):
+    def all_to_all(self, array):
         out = self.memory.empty(array.shape, array.dtype)
         self.communicator.Alltoall(np.ascontiguousarray(array), out)
         return out

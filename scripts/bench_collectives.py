@@ -310,7 +310,7 @@ def run(world, gloo, seconds: float, operation: str, nbytes: int, sides: dict) -
                 chosen[name] += f", pages of {length(page)}"
     result = {"chosen": chosen}
     if gloo:
-        result["gloo"] = gloo.why_not(operation)
+        result["gloo"] = gloo.reason_against(operation)
         if not result["gloo"]:
             calls["gloo"] = private, *gloo.call(operation, private)
     for name, (x, call, y) in calls.items():
@@ -454,7 +454,7 @@ class Gloo:
         self.dist, self.torch = dist, torch
         self.name = f"gloo, PyTorch {torch.__version__.partition('+')[0]}"
 
-    def why_not(self, operation: str) -> str:
+    def reason_against(self, operation: str) -> str:
         """Why this operation has no peer here; empty where it has one."""
         try:
             call, _ = self.call(operation, aligned(self.size))

@@ -46,7 +46,7 @@ def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
             yield one_core(method, 2 if quick else 9)
     if only and not any(only in f"{method}, {LAB}" for method in IN_LAB):
         return
-    if reason := netlab.why_not():
+    if reason := netlab.reason_against():
         yield Row(LAB, None, note=reason)
         return
     methods = [method for method in IN_LAB if only in f"{method}, {LAB}"]

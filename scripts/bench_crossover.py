@@ -46,7 +46,7 @@ RUNS, REST = 7, 4e-3  # a bucket of the lab's cables is full again then
 
 def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
     """Measured, price: lengths at four heads, then heads at one length, then experts."""
-    if reason := netlab.why_not():
+    if reason := netlab.reason_against():
         yield Row("crossover", None, note=reason)
         return
     for hosts, rate in LABS[:1] if quick else LABS:

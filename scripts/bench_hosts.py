@@ -28,7 +28,7 @@ PAYLOAD = 1448 / 1514  # of a full frame: the cable's rate counts the headers of
 
 
 def rows(quick: bool, only: str) -> Iterator[Row]:
-    if reason := netlab.why_not():
+    if reason := netlab.reason_against():
         yield Row("allreduce across hosts", None, note=reason)
         return
     rate, nbytes = (QUICK_RATE, QUICK_NBYTES) if quick else (RATE, NBYTES)

@@ -88,7 +88,7 @@ def rows(
         place = f"{hosts} hosts x {slots}"
         if only and not any(only in text for text in (place, "model", *ALGORITHMS)):
             continue
-        if reason := netlab.why_not():
+        if reason := netlab.reason_against():
             yield Row(place, None, note=reason)
             continue
         with tempfile.TemporaryDirectory() as folder:

@@ -105,7 +105,7 @@ def pieces(quick: bool) -> Iterator[Piece]:
 
 def lab_rows(named: list[str], rows_of: Callable, hosts: int, task: dict) -> Iterator[Row]:
     """What a task tells on so many hosts of the lab; why there is none."""
-    if reason := netlab.why_not():
+    if reason := netlab.reason_against():
         yield from (Row(case, None, note=reason) for case in named)
         return
     found = in_lab(__file__, [json.dumps(task)], hosts, LAB_RATE, options=ETHERNET)

@@ -134,7 +134,7 @@ def accuracy_row(
 
 def overlap_rows(quick: bool) -> Iterator[Row]:
     """Each way of overlapping against none."""
-    if reason := netlab.why_not():
+    if reason := netlab.reason_against():
         yield Row(OVERLAP, None, note=reason)
         return
     try:

@@ -49,7 +49,7 @@ RUNS, REST = 9, 4e-3
 
 def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
     """Measured, price."""
-    if reason := netlab.why_not():
+    if reason := netlab.reason_against():
         yield Row("trunk", None, note=reason)
         return
     with tempfile.TemporaryDirectory() as folder:

@@ -94,7 +94,7 @@ def parse(argv):
 # ------------------------------------------------------------------------------------------------ from outside
 
 
-def why_not() -> str | None:
+def reason_against() -> str | None:
     """What this machine lacks for a lab; None if nothing."""
     if sys.platform != "linux":
         return "network namespaces are of Linux"
@@ -115,7 +115,7 @@ def why_not() -> str | None:
 
 def run(options) -> int:
     """Start `inside` as the first process of new namespaces; it dies with us, and all of the lab with it."""
-    if reason := why_not():
+    if reason := reason_against():
         raise SystemExit(f"netlab: {reason}")
     unshare = ["unshare", "-n", "-m", "-u", "-i", "-p", "-f", "--kill-child", "--mount-proc"]
     again = [sys.executable, os.path.abspath(__file__), "inside", "--hosts", str(options.hosts)]

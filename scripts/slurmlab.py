@@ -86,9 +86,9 @@ def parse(argv):
 # ------------------------------------------------------------------------------------------------ from outside
 
 
-def why_not() -> str | None:
+def reason_against() -> str | None:
     """What this machine lacks for a cluster, in a sentence; None if nothing."""
-    if reason := netlab.why_not():
+    if reason := netlab.reason_against():
         return reason
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         return f"needs {', '.join(missing)} (Debian's packages slurm-wlm and munge)"
@@ -99,7 +99,7 @@ def why_not() -> str | None:
 
 def run(options):
     """Become the lab, with a memory file system over /etc/slurm that head and hosts share."""
-    if reason := why_not():
+    if reason := reason_against():
         raise SystemExit(f"slurmlab: {reason}")
     lab = [sys.executable, netlab.__file__, "run", "--hosts", options.hosts, "--rate", options.rate]
     again = [sys.executable, os.path.abspath(__file__), "inside", "--hosts", options.hosts, "--cpus", options.cpus]

@@ -43,7 +43,8 @@ HEAD = '"""The public names for type checkers; `__init__.py` imports each when i
 
 def stub() -> str:
     """A line for every public name of `parallel`, in the order that ruff has."""
-    names = sorted((module, 2 - name.isupper() - name[0].isupper(), name) for name, module in parallel._homes().items())
+    modules = {name: getattr(parallel, name).__module__ for name in parallel.__all__}
+    names = sorted((module, 2 - name.isupper() - name[0].isupper(), name) for name, module in modules.items())
     return HEAD + "".join(f"from {module} import {name} as {name}\n" for module, _, name in names)
 
 

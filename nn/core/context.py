@@ -40,7 +40,7 @@ class Group:
     >>> import numpy as np
     >>> import nn
     >>> group = nn.Group()  # of one process
-    >>> group.size, group.gather(np.ones(3)).shape
+    >>> group.size, group.all_gather(np.ones(3)).shape
     (1, (1, 3))
     """
 
@@ -52,15 +52,15 @@ class Group:
     def maximum(self, array: np.ndarray) -> None:
         """Take the largest over the members, element by element, in-place."""
 
-    def gather(self, array: np.ndarray) -> np.ndarray:
+    def all_gather(self, array: np.ndarray) -> np.ndarray:
         """Return the arrays of all members, in their order: (size, *array.shape)."""
         return array[None]
 
-    def sum_part(self, array: np.ndarray) -> np.ndarray:
+    def reduce_scatter(self, array: np.ndarray) -> np.ndarray:
         """Return this member's element of the sum of an array (size, ...)."""
         return array[0]
 
-    def swap(self, array: np.ndarray) -> np.ndarray:
+    def all_to_all(self, array: np.ndarray) -> np.ndarray:
         """Send element r of an array (size, ...) to member r; return what all members had for this one."""
         return array
 

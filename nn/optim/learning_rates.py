@@ -45,6 +45,8 @@ class Epochs:
     def after_warmup(self) -> tuple[int, int]:
         """Return the steps at which training ends and warm-up ends; ValueError where nothing is between them."""
         end, begin = self.steps(self.count), self.steps(self.warmup)
+        if not self.count:
+            raise ValueError("its length is that of training, which has 0 epochs: use at least one, or no schedule")
         if begin and begin >= end:
             raise ValueError(f"{self.warmup:g} epochs of warm-up leave none of {self.count}")
         return end, begin

@@ -257,6 +257,6 @@ def schedule(options: Options, loader: nn.Loader) -> tuple[Schedule | None, list
     said = "schedule" if options.schedule else "linear_scaling"
     with naming(said, getattr(options, said)):
         found, hooks = schedules.parse(text, options.lr, options.epochs, len(loader), options.batch)
-    if optimizer(options).rate_inside:
+    if lookup("optimizer", options.optimizer).rate_inside:
         hooks.append(schedules.MomentumCorrection(found))
     return found, hooks

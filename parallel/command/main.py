@@ -30,7 +30,7 @@ INTERRUPTED, TERMINATED = 130, 143  # exit status after Ctrl-C and SIGTERM, as s
 OUTPUT_LOST = 128 + signal.SIGPIPE  # where nobody reads what is written
 SIGNALLED = 128  # and the number of the signal
 # Lines of Open MPI where ranks survive others, and where mpiexec gets a second signal while it ends a job. The launcher
-# and the keeper send it one, whoever ends the job; schedulers send others to all processes of a job at once.
+# and the reaper send it one, whoever ends the job; schedulers send others to all processes of a job at once.
 NOISE = re.compile(
     r"NBC_Progress: an error|LAUNCHER JOB OBJECT NOT FOUND|\[\S+:\d+\] pmix_ptl_base: send_msg: write failed"
     r"|(\S+: a|A)bort is (already )?in progress\.\.\."
@@ -155,7 +155,7 @@ def start_mpi(limit: float, survive: bool = False) -> None:
         faulthandler.dump_traceback_later(limit, exit=True)
     from mpi4py import MPI  # before all that takes long to load: who waits for this rank waits no more in MPI
 
-    if survive and not launcher.why_all_end():
+    if survive and not launcher.reason_all_end():
         with contextlib.suppress(MPI.Exception):  # ranks survive a death that MPI reports
             MPI.COMM_WORLD.Agree(1)
     faulthandler.cancel_dump_traceback_later()  # what follows may take as long as a busy machine needs to load it
@@ -366,7 +366,7 @@ def fail(error: Exception | str, status: int = 1, begin: str = "error: ") -> int
     from collectives.failures.job_end import kill_in
 
     members = elastic_members()
-    if launcher.joins() and not members:
+    if launcher.is_replacement() and not members:
         print(f"error: a rank cannot take the place of a lost one: {message}", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)  # a death, which ends the wait of the others
     ignore_signals()  # mpiexec sends one to all as soon as the first rank has left

@@ -19,6 +19,13 @@ from parallel.settings import flag, name_of, option
 from parallel.strategies import DECLARED, STRATEGIES
 from parallel.strategies.auto import AUTO, AutoOptions
 
+# Strategies whose replicas may be several ranks each, in words.
+REPLICATED = ", ".join(
+    f"{strategy.name} ({strategy.late_values})" if strategy.late else strategy.name
+    for strategy in DECLARED
+    if strategy.supported(late=True).local_update and "pipeline" in strategy.supported(late=True).axes
+)
+
 
 @dataclass(frozen=True)
 class DataOptions:
@@ -150,8 +157,8 @@ class RanksOptions:
     )
     compress: str | None = option(
         None,
-        "fewer bytes: fp16, qsgd:LEVELS, terngrad; with ddp, ps and downpour also onebit, signsgd, topk:RATIO, "
-        "threshold:LIMIT, dgc:RATIO; with ddp also powersgd:RANK",
+        "fewer bytes: fp16, qsgd:LEVELS, terngrad, onebit, signsgd, topk:RATIO, threshold:LIMIT, dgc:RATIO, "
+        "powersgd:RANK (--help strategies says which of them each supports)",
         metavar="METHOD",
         everyday=True,
     )
@@ -171,7 +178,7 @@ class MeshOptions:
         None,
         "ranks along each axis, such as data=2,pipeline=2; axes divide "
         + ", ".join(f"{axis.summary} ({name})" for name, axis in AXES.items())
-        + "; ps (ssp:S, async), downpour, local-sgd, diloco, easgd: data counts replicas, of pipeline x tensor ranks",
+        + f"; {REPLICATED}: data counts replicas, of pipeline x tensor ranks",
         metavar="AXIS=RANKS,...",
         free=True,
     )

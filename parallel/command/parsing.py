@@ -81,6 +81,7 @@ def _described(strategy: Strategy) -> str:
     """What --help strategies says of one."""
     lines = [strategy.summary, f"keys: {strategy.keys.describe()}" if strategy.keys else ""]
     lines += [f"flags: {' '.join(map(flag, strategy.reads()))}" if strategy.options else ""]
+    lines += [f"--compress: {', '.join(methods)}" if (methods := strategy.supports.compress) else ""]
     lines += [f"source: {'; '.join(strategy.sources)}"]
     indented = [textwrap.fill(line, 100, initial_indent="    ", subsequent_indent="    ") for line in lines if line]
     return "\n".join([f"{strategy.name}: {strategy.title}", *indented, ""])

@@ -11,7 +11,7 @@ import nn
 from nn.data import images
 from nn.layers.activations import softmax
 from parallel.command.arguments import Parser, whole
-from parallel.command.trained_run import opened, said
+from parallel.command.trained_run import error_text, opened
 from parallel.settings import OptionError, printable
 
 FAR = 0.5  # between two borders, of 0 .. 1: then one is the other's negative
@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
         for name in options.images:
             print(printable("\n".join(answer_lines(trained, name, options))), flush=True)
     except (OptionError, nn.FileError, nn.CheckpointError, ValueError, TypeError, OSError, MemoryError) as error:
-        print(f"error: {said(error)}", file=sys.stderr)
+        print(f"error: {error_text(error)}", file=sys.stderr)
         return 1
     return 0
 

@@ -25,7 +25,7 @@ from parallel.command.options import FIELDS, READERS, TYPES, Options, shown
 from parallel.command.resuming import check_checkpoints
 from parallel.launch import launcher, limits
 from parallel.settings import LARGEST, OptionError, changed, flag, name_of, naming
-from parallel.strategies import STRATEGIES, axes, axis_rules
+from parallel.strategies import ALSO, STRATEGIES, axes, axis_rules
 from parallel.strategies.auto import AUTO, AutoKeys
 from parallel.strategies.consistency import Consistency
 from parallel.strategies.declaration import OPTIONS
@@ -109,7 +109,7 @@ def _batch_divisions(options: Options) -> None:
 def _exclusive_sums(options: Options) -> None:
     for name, others in EXCLUDES.items():
         if getattr(options, name) and (given := changed(options, others)):
-            why = STRATEGIES[options.strategy_name].supports.why_not(None, given[0], name)
+            why = STRATEGIES[options.strategy_name].supports.reason_against(None, given[0], name)
             raise OptionError(
                 f"{flag(given[0])} cannot be combined with {flag(name)}{': ' * bool(why)}{why}: leave one of them out"
             )
@@ -147,7 +147,7 @@ def _effects(options: Options) -> None:
 def _choices(options: Options) -> None:
     for name, f in FIELDS.items():
         if f.metadata["keys"] and name_of(value := getattr(options, name)) not in f.metadata["choices"]:
-            hint = "; ZeRO stage 3 is fsdp" if value == "zero3" else ""
+            hint = f"; {value} is {ALSO[value]}" if value in ALSO else ""
             raise OptionError(f"{flag(name)} {value}: expected one of {', '.join(f.metadata['choices'])}{hint}")
 
 
@@ -173,7 +173,7 @@ def checkpoint_policy(options: Options) -> dict:
 def _strategy(options: Options) -> None:
     """What a strategy, or one that lets gradients be late, does not support, and what its own file refuses."""
     for name in OPTIONS:
-        if changed(options, [name]) and (why := axes.supported(options).why_not(None, name)):
+        if changed(options, [name]) and (why := axes.supported(options).reason_against(None, name)):
             raise OptionError(f"{flag(name)} cannot be combined with {_strategy_flags(options)}: {why}")
     if own := STRATEGIES[options.strategy_name].check_options:
         own(options)
@@ -260,7 +260,7 @@ def check_surroundings(options: Options, ranks: int | None) -> None:
         check_directory("--tensorboard", options.tensorboard)
     if options.out:
         check_directory("--out", options.out)
-        if not options.find_lr and not launcher.joins():
+        if not options.find_lr and not launcher.is_replacement():
             check_directory("--out", os.path.join(options.out, "checkpoints"))
             check_checkpoints(options)
 
@@ -391,10 +391,10 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
     if options.compress:
         from parallel.sync import compression
 
-        if why := can.why_not(options.compress):
+        if why := can.reason_against(options.compress):
             raise OptionError(f"--compress {options.compress} cannot be combined with {flags}: {why}")
         compression.parse(options.compress).check(optimizer)
-    if network.mixed and ranks != 0 and (why := can.why_not(None, "mixed")):
+    if network.mixed and ranks != 0 and (why := can.reason_against(None, "mixed")):
         others = ", ".join(name for name, other in STRATEGIES.items() if other.supports.mixed)
         raise OptionError(f"--dtype mixed cannot be combined with {flags}: {why}: use {others}")
     readers = strategy.check(options, ranks, network, optimizer) if strategy.check else None

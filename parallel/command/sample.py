@@ -9,7 +9,7 @@ import sys
 import nn
 from nn.analysis import sampling
 from parallel.command.arguments import Parser, number, whole
-from parallel.command.trained_run import opened, said
+from parallel.command.trained_run import error_text, opened
 from parallel.settings import OptionError, printable
 
 BYTES = 256
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
             print(printable(decoder.decode(bytes([byte]))), end="", flush=True)
         print(decoder.decode(b"", final=True))
     except (OptionError, nn.FileError, nn.CheckpointError, ValueError, TypeError, OSError, MemoryError) as error:
-        print(f"error: {said(error)}", file=sys.stderr)
+        print(f"error: {error_text(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print()

@@ -74,6 +74,6 @@ def opened(place: str) -> nn.Model:
     return nn.Model(parts.network, state, about(options, parts.data))
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """What an error says, without the system's number."""
     return shortened(str(error).removeprefix(f"[Errno {getattr(error, 'errno', None)}] "))

@@ -40,7 +40,7 @@ class Membership:
     Parameters
     ----------
     policy : Policy
-    joins : bool
+    replacement : bool
         Whether this process was started in place of a lost one.
 
     Attributes
@@ -57,12 +57,12 @@ class Membership:
         Numbers of members, as they went and came.
     """
 
-    def __init__(self, policy: Policy, joins: bool = False):
+    def __init__(self, policy: Policy, replacement: bool = False):
         self.policy, self.generation = policy, 0
         self.lost: list[int] = []
         self.joined: list[int] = []
         revocation.begin()
-        if joins:
+        if replacement:
             self._join()
             return
         self.root = revocation.register(MPI.COMM_WORLD)

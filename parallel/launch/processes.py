@@ -7,8 +7,8 @@ elsewhere than on Linux, nothing is found, and it is left to mpiexec to end its 
 What the MPI library keeps in /dev/shm lies in a directory of the job's own, which goes with the job. Where nobody was
 left to remove it, the next launcher does.
 
-Run as a program this file is the keeper of one job: it holds the end of a pipe from the launcher. When the launcher
-dies, of whatever cause, the pipe ends, and the keeper ends the job. (A parent-death signal to mpiexec does not do:
+Run as a program this file is the reaper of one job: it holds the end of a pipe from the launcher. When the launcher
+dies, of whatever cause, the pipe ends, and the reaper ends the job. (A parent-death signal to mpiexec does not do:
 MPICH's then waits for ranks that ignore SIGTERM.)
 """
 
@@ -146,7 +146,7 @@ def sweep(where: Path | None = None, prefix: str = DIRECTORY) -> None:
                 os.close(lock)
 
 
-def start_keeper(
+def start_reaper(
     job: str, directory: Path | None = None, lock: int | None = None, variable: str = JOB
 ) -> subprocess.Popen:
     """Start a process that ends the job when this one dies, and removes its directory; `variable` as in `find`."""
@@ -160,11 +160,11 @@ def start_keeper(
     )
 
 
-def end_keeper(keeper: subprocess.Popen) -> None:
+def end_reaper(reaper: subprocess.Popen) -> None:
     """End it: the job has ended."""
-    keeper.kill()
-    keeper.wait()
-    keeper.stdin.close()
+    reaper.kill()
+    reaper.wait()
+    reaper.stdin.close()
 
 
 @contextlib.contextmanager
@@ -196,8 +196,8 @@ def meanwhile(look: Callable[[threading.Event], object], name: str) -> Iterator[
         thread.join()
 
 
-def keep(job: str, variable: str = JOB, directory: str | None = None) -> None:
-    """The keeper: wait for the launcher's end, then end the job.
+def reap(job: str, variable: str = JOB, directory: str | None = None) -> None:
+    """Wait for the launcher's end, then end the job: what the reaper does.
 
     A launcher that is killed while it starts mpiexec leaves a process that has not got the job's name yet.
     """
@@ -216,4 +216,4 @@ def keep(job: str, variable: str = JOB, directory: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    keep(*sys.argv[1:])
+    reap(*sys.argv[1:])

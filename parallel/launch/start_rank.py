@@ -1,11 +1,11 @@
 """Run as a program, this starts one rank of a job, and leaves a file for the launcher (parallel/launch/launcher.py).
 
     python -I -S start_rank.py mark DIRECTORY COMMAND...
-    python -I -S start_rank.py tell FILE COMMAND...
+    python -I -S start_rank.py wait FILE COMMAND...
 
 mark  leaves an empty file of the rank's number, and becomes the rank: of a job whose ranks survive others, who has a
       file, and no process, has died
-tell  waits for the rank, deaf to signals that are meant for it, and ends as it does; of the first one that fails FILE
+wait  waits for the rank, deaf to signals that are meant for it, and ends as it does; of the first one that fails FILE
       has number and exit status. The mpiexec of MPICH and Intel MPI gives another: 9 or 255 for one that was killed
 
 No shell does it: that drops environment variables whose names are no identifiers.
@@ -25,7 +25,7 @@ def leave(path: str, text: str = "") -> None:
         file.write(text)
 
 
-def tell(path: str, command: list[str]) -> int:
+def wait_for(path: str, command: list[str]) -> int:
     """Run the rank; return its exit status, as a shell gives it."""
     for name in HEARD:
         signal.signal(getattr(signal, name), lambda number, frame: None)  # not ignored: that the rank would inherit
@@ -39,8 +39,8 @@ def tell(path: str, command: list[str]) -> int:
 
 def main(action: str, path: str, *command: str) -> int:
     """Do what the docstring above says."""
-    if action == "tell":
-        return tell(path, list(command))
+    if action == "wait":
+        return wait_for(path, list(command))
     leave(os.path.join(path, os.environ["OMPI_COMM_WORLD_RANK"]))
     os.execv(command[0], command)
 

@@ -38,6 +38,7 @@ DECLARED: tuple[Strategy, ...] = (
     local_sgd.ELASTIC_AVERAGING,
 )
 STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in DECLARED}
+ALSO = {other: strategy.name for strategy in DECLARED for other in strategy.also}
 AS_ONE = tuple(s.name for s in DECLARED if not s.supports.local_update)  # compute what one process computes
 
 

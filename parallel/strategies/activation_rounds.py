@@ -63,18 +63,18 @@ class Rounds:
 
     def samples(self, count: int, first: int) -> list[tuple[int, int]]:
         """Return of every rank (position of its first sample in the batch, how many it has)."""
-        return [tuple(map(int, each)) for each in self.group.gather(np.array([first, count]))]
+        return [tuple(map(int, each)) for each in self.group.all_gather(np.array([first, count]))]
 
     def rounds(self, a, y, samples: list[int]) -> Iterator[tuple[ActivationRound, np.ndarray, np.ndarray]]:
         """Yield (round, activations, targets); those of the next round travel while one is computed."""
         todo = rounds(self.scheme, samples)
-        waiting = [self.begin(todo[0], a)] if todo else []
+        waiting = [self.send(todo[0], a)] if todo else []
         all_targets = self.all_rows(y, samples)
         for number, one in enumerate(todo):
             arrive = waiting.pop()
             x = arrive()
             if number + 1 < len(todo):
-                waiting.append(self.begin(todo[number + 1], a))
+                waiting.append(self.send(todo[number + 1], a))
             rows = [theirs[lo:hi] for theirs, (lo, hi) in zip(all_targets, one.rows, strict=True)]
             yield one, x, np.concatenate(rows)
 
@@ -82,9 +82,9 @@ class Rounds:
         """Return all ranks' rows of an array with a row for each sample."""
         padded = np.zeros((max(samples), *rows.shape[1:]), rows.dtype)
         padded[: len(rows)] = rows
-        return [theirs[:n] for theirs, n in zip(self.group.gather(padded), samples, strict=True)]
+        return [theirs[:n] for theirs, n in zip(self.group.all_gather(padded), samples, strict=True)]
 
-    def begin(self, one: ActivationRound, a: np.ndarray) -> Callable[[], np.ndarray]:
+    def send(self, one: ActivationRound, a: np.ndarray) -> Callable[[], np.ndarray]:
         """Send the activations of a round; return a function that waits for them."""
         lo, hi = one.rows[self.rank]
         if self.scheme == "features":
@@ -123,7 +123,7 @@ class Rounds:
             turn = int(np.argmax(counts))
             self.group.communicator.Reduce(np.ascontiguousarray(gx), ga if turn == self.rank else None, root=turn)
         else:
-            ga[lo:hi] = self.group.sum_part(_apart(gx, counts))[: hi - lo]
+            ga[lo:hi] = self.group.reduce_scatter(_apart(gx, counts))[: hi - lo]
 
     def swapped(self, a: np.ndarray, one: ActivationRound) -> np.ndarray:
         """Return all ranks' samples of this rank's features."""
@@ -132,7 +132,7 @@ class Rounds:
         for rank, piece in enumerate(out):
             f, t = self.cut.bounds(rank, self.ranks)
             piece[: len(a), : t - f] = a[:, f:t]
-        return _joined(transfer(self.ctx, self.group.swap, out), one.counts)[:, : self.cut.share(self.group)]
+        return _joined(transfer(self.ctx, self.group.all_to_all, out), one.counts)[:, : self.cut.share(self.group)]
 
     def swapped_back(self, gx: np.ndarray, one: ActivationRound) -> np.ndarray:
         """Return the gradient of this rank's samples for all features; there is nothing to sum."""
@@ -142,7 +142,7 @@ class Rounds:
         mine = one.counts[self.rank]
         back = [
             piece[:mine, : t - f]
-            for rank, piece in enumerate(transfer(self.ctx, self.group.swap, out, gradient=True))
+            for rank, piece in enumerate(transfer(self.ctx, self.group.all_to_all, out, gradient=True))
             for f, t in [self.cut.bounds(rank, self.ranks)]
         ]
         return np.concatenate(back, axis=1)

@@ -113,7 +113,7 @@ def _of_axis(options, axis: str, what: str) -> None:
     can = axes.SUPPORTS.get(axis) or STRATEGIES[axis].supports
     for name in ("accumulate", "reproducible", "compress", "offload", "consistency"):
         method = options.compress if name == "compress" else None
-        why = can.why_not(method, name)
+        why = can.reason_against(method, name)
         if method and options.strategy_name in STAGES and axis in DIVIDE_NETWORK:
             why = can.not_compressed
         never = ("offload", "consistency") if axis in DIVIDE_NETWORK else ("consistency",)

@@ -84,7 +84,7 @@ class Supports:
     elastic: bool = False
     local_update: bool = False
 
-    def why_not(self, method: str | None = None, *options: str) -> str:
+    def reason_against(self, method: str | None = None, *options: str) -> str:
         """Return why this cannot be combined with a compression method and these of COLUMNS; '' where it does."""
         wanted = (*options, *(["compress"] if method else []))
         for pair, reason in NEVER_TOGETHER.items():
@@ -130,6 +130,8 @@ class Strategy:
         Of --strategy.
     title : str
         Its name in the literature.
+    also : tuple of str
+        Names that others give it: where one of them is typed, this one is said.
     sources : tuple of str
     build : callable
         (options, network, loss, optimizer, communicator) -> DistributedTrainer.
@@ -168,6 +170,7 @@ class Strategy:
     supports: Supports
     options: tuple[type, ...] = ()
     keys: type[Keys] | None = None
+    also: tuple[str, ...] = ()
     consistencies: tuple[str, ...] = ()
     late: Supports | None = None
     late_values: str = ""

@@ -31,7 +31,7 @@ from parallel.sync.compression import Compressor
 from parallel.sync.compression.compressed import Compressed
 from parallel.sync.fixed_tree import FixedTree
 from parallel.sync.messages import Messages, check_bucketing
-from parallel.sync.node_memory import NodeMemory, why_not
+from parallel.sync.node_memory import NodeMemory, reason_against
 from parallel.sync.sharded import ShardedOptimizer
 from parallel.sync.unit_buffered import ShardedGradients, ShardedParameters
 
@@ -116,7 +116,7 @@ def gradient_sync(
         return Compressed(compressor)
     if shards:
         return FixedTree()
-    why_messages = "as asked" if node_memory == "off" else why_not(nodes)
+    why_messages = "as asked" if node_memory == "off" else reason_against(nodes)
     if in_parts:
         why_messages = "ranks have parts of one network"
     if node_memory == "on" and why_messages:

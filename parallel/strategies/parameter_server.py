@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 CONSISTENCIES = ("sync", "ssp", "async")
 NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp, or another method"
 # Why there are no workers of several ranks beside servers.
-WHY_NOT_ON_WORKERS = "a server on a worker does not answer while its rank waits for the other ranks of the worker"
-WHY_NOT_ELASTIC = "after a loss the remaining ranks become servers, and workers of one rank each"
-WHY_NOT_SYNC = "synchronous push and pull are schedules of whole vectors, and these ranks have parts of them"
+NOT_ON_WORKERS = "a server on a worker does not answer while its rank waits for the other ranks of the worker"
+NOT_ELASTIC = "after a loss the remaining ranks become servers, and workers of one rank each"
+NOT_SYNC = "synchronous push and pull are schedules of whole vectors, and these ranks have parts of them"
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def ParameterServer(
     if how.name == "sync":
         refuse(delay_compensation, "delay compensation: synchronous gradients have no delay")
         ranks = pipeline * tensor
-        refuse(ranks > 1, f"workers of {ranks} ranks: {WHY_NOT_SYNC}: use consistency 'async', or 'ssp:S'")
+        refuse(ranks > 1, f"workers of {ranks} ranks: {NOT_SYNC}: use consistency 'async', or 'ssp:S'")
         sync = Served(*arguments)
     else:
         check_local_updates(network, shards)
@@ -164,7 +164,7 @@ def served_mesh(
     from parallel.strategies.replica_pass import replica_pass
 
     ranks = pipeline * tensor
-    refuse(ranks > 1 and sync.place != "own", f"workers of {ranks} ranks: {WHY_NOT_ON_WORKERS}: use place 'own'")
+    refuse(ranks > 1 and sync.place != "own", f"workers of {ranks} ranks: {NOT_ON_WORKERS}: use place 'own'")
     forward_backward = replica_pass(loss, pipeline, tensor, **how)
     return Mesh(communicator, sync.workers, pipeline=pipeline, tensor=tensor), forward_backward
 
@@ -174,9 +174,7 @@ def check_options(options) -> None:
     if options.delay_compensation and not options.late:
         raise OptionError("--delay-compensation: with --consistency sync nothing is late: use ssp:S or async")
     if not options.late and (axes.is_tensor(options) or axes.is_pipeline(options)):
-        raise OptionError(
-            f"{axes.shown(options)} with --strategy ps: {WHY_NOT_SYNC}: use --consistency async, or ssp:S"
-        )
+        raise OptionError(f"{axes.shown(options)} with --strategy ps: {NOT_SYNC}: use --consistency async, or ssp:S")
     check_workers(options)
 
 
@@ -187,12 +185,12 @@ def check_workers(options) -> None:
     if options.server_place != "own":
         raise OptionError(
             f"{axes.shown(options)} cannot be combined with --server-place {options.server_place}: "
-            f"{WHY_NOT_ON_WORKERS}: use --server-place own"
+            f"{NOT_ON_WORKERS}: use --server-place own"
         )
     if options.elastic:
         raise OptionError(
             f"--elastic cannot be combined with {axes.shown(options)} beside servers: "
-            f"{WHY_NOT_ELASTIC}: leave one of them out"
+            f"{NOT_ELASTIC}: leave one of them out"
         )
 
 

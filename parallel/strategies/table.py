@@ -9,7 +9,7 @@ from parallel.strategies import DECLARED, STRATEGIES
 from parallel.strategies.axes import SUPPORTS
 from parallel.strategies.axis_rules import NEVER_FLUSHED
 from parallel.strategies.declaration import ALL, COLUMNS, NEVER_TOGETHER, Supports
-from parallel.strategies.parameter_server import WHY_NOT_ELASTIC, WHY_NOT_ON_WORKERS, WHY_NOT_SYNC
+from parallel.strategies.parameter_server import NOT_ELASTIC, NOT_ON_WORKERS, NOT_SYNC
 from parallel.strategies.zero import NOT_STAGES, SHARDED, STAGES
 
 
@@ -40,7 +40,7 @@ def matrix() -> str:
         cells = []
         for option, shown in zip(COLUMNS, flags, strict=True):
             refused = [method for method in ALL if method not in can.compress] if option == "compress" else [None]
-            why = can.why_not(refused[0], option) if refused else ""
+            why = can.reason_against(refused[0], option) if refused else ""
             cells.append("no" if why else "yes")
             if why:
                 reasons.setdefault((shown, why), []).append(f"`{name}`")
@@ -77,9 +77,9 @@ def _of_axes(rows: dict[str, Supports]) -> list[str]:
         others = " or ".join(f"`{name}`" for name, axis in AXES.items() if axis.reason == why)
         found.append(f"an axis {alone} combined with {others}: {why}")
     beside = {
-        "of `ps` in step": WHY_NOT_SYNC,
-        "and `--server-place workers`": WHY_NOT_ON_WORKERS,
-        "and `--elastic`": WHY_NOT_ELASTIC,
+        "of `ps` in step": NOT_SYNC,
+        "and `--server-place workers`": NOT_ON_WORKERS,
+        "and `--elastic`": NOT_ELASTIC,
     }
     found += [f"an axis `pipeline` or `tensor` combined with servers, {what}: {why}" for what, why in beside.items()]
     replicas = [f"`{name}`" for name, can in rows.items() if can.local_update and "pipeline" in can.axes]

@@ -77,7 +77,7 @@ class WeirdTrick(ForwardBackward):
         context, batch, last = trainer.ctx.network_context, trainer.ctx.micro_batch, micro.addend is not None
         batch.training, context.on_gradients_ready = True, None
         if not micro.accumulate:
-            self.buckets.begin()
+            self.buckets.begin_step()
         pieces, loss = self.moves.samples(len(x), micro.first), 0.0
         if some := any(samples for _, samples in pieces):
             a, saved = self.convolve(context, x)

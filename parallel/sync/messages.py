@@ -118,7 +118,7 @@ class Buckets:
         """Whether buckets leave before the end."""
         return self.overlap != "none"
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """Start to fill the array anew."""
         self.launched, self.pending = 0, []
         if self.trial:
@@ -201,7 +201,7 @@ class Messages(GradientSync):
         self.buckets = Buckets(self.mesh.communicator, self.flat_buffer, ends, self.layout.size, **self.bucketing)
 
     def begin_step(self, step, samples, total, parts):
-        self.buckets.begin()
+        self.buckets.begin_step()
         return super().begin_step(step, samples, total, parts)
 
     def begin_pass(self, micro):

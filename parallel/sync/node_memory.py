@@ -44,7 +44,7 @@ from parallel.sync.step_result import StepMessage
 from parallel.sync.undo_log import UndoLog
 
 
-def why_not(nodes: list[int]) -> str:
+def reason_against(nodes: list[int]) -> str:
     """Return why ranks on these nodes do not share memory; empty where they can."""
     sizes = Counter(nodes)
     if max(sizes.values()) == 1:
@@ -137,7 +137,7 @@ class NodeMemory(GradientSync):
     Parameters
     ----------
     nodes : list of int
-        The node of each rank, as `collectives.failures.launch_check.nodes_of` gives it; `why_not` must be empty.
+        The node of each rank, as `collectives.failures.launch_check.nodes_of` gives it; `reason_against` must be empty.
     bucketing : bucket, first_bucket, overlap
         How sums travel between nodes, as for Buckets.
     limit : float
@@ -287,7 +287,7 @@ class NodeMemory(GradientSync):
         self.before = self.steps * (len(self.parameters) + 1)  # what FINISHED counts from
         if self.buckets:
             self.filled = 0
-            self.buckets.begin()
+            self.buckets.begin_step()
         wide = self.factors.begin_step(self.steps, total)
         self._blocks = self._cut(wide)
         self.changing = [block.place for block in self._blocks] if self.claims else self.shares

@@ -37,7 +37,7 @@ def shards(names: list[str], size: int, dtype, directory: str | Path | None, com
     if failing := [rank for rank, each in enumerate(problems) if each]:
         del memory
         communicator.Barrier()  # all have given back what they had
-        free = communicator.allgather(room(directory))[failing[0]]
+        free = communicator.allgather(free_bytes(directory))[failing[0]]
         error, who = problems[failing[0]], f"rank{'s' * (len(failing) > 1)} {', '.join(map(str, failing))}"
         if error.errno not in FULL:
             raise OSError(error.errno, f"offload: {who}: {error.strerror}")
@@ -50,7 +50,7 @@ def shards(names: list[str], size: int, dtype, directory: str | Path | None, com
     return {name: memory[i * stretch :].view(dtype)[:size] for i, name in enumerate(names)}
 
 
-def room(directory: Path) -> int:
+def free_bytes(directory: Path) -> int:
     """Free bytes where `directory` is, or would be."""
     found = os.statvfs(next(place for place in (directory, *directory.absolute().parents) if place.exists()))
     return found.f_bavail * found.f_frsize

@@ -122,7 +122,7 @@ def why_no_lab(options) -> str | None:
     """Why --lab cannot be, or None."""
     import netlab
 
-    return "--lab: give --ranks of 2 and more" if min(options.ranks) < 2 else netlab.why_not()
+    return "--lab: give --ranks of 2 and more" if min(options.ranks) < 2 else netlab.reason_against()
 
 
 def measured_on(count: int, task: dict) -> list[dict]:

@@ -169,6 +169,13 @@ def test_what_makes_no_sense_is_named(text, message):
         parse(text, 0.1, 10, 100)
 
 
+def test_a_schedule_as_long_as_training_needs_an_epoch():
+    for text in "cosine", "polynomial:end=0.01", "cosine:warmup=1":
+        with pytest.raises(ValueError, match=f"learning rate '{text}'.*its length is that of training.*0 epochs"):
+            parse(text, 0.1, 0, 100)
+    assert parse("step", 0.1, 0, 100)[0](0) == 0.1
+
+
 def test_plateau_names_a_metric_that_is_not_measured():
     with pytest.raises(ValueError, match="'validation_loss' is not in the record"):
         Plateau(0.1).on_epoch(SimpleNamespace(history=[]), {"loss": 1.0})

@@ -26,7 +26,7 @@ OPTIONS = [
     "--no-pictures",
 ]
 OPTIONS += ["--watch", str(PATIENCE)]
-needs_survivors = pytest.mark.skipif(bool(launcher.why_all_end()), reason=launcher.why_all_end())
+needs_survivors = pytest.mark.skipif(bool(launcher.reason_all_end()), reason=launcher.reason_all_end())
 
 # Training, of which the ranks in PLAN are hit when they come to a place: [generation, number, place, what happens].
 PROGRAM = f"""
@@ -100,7 +100,7 @@ if launcher.rank_from_environment() == 1 and (early := os.environ.get("EARLY")) 
     os.kill(os.getpid(), signal.SIGKILL)
 def joining(place):
     # Whoever takes another one's place dies there, once for each file.
-    if launcher.joins() and os.environ.get("JOINING") == place and not os.path.exists(os.environ["TORN"]):
+    if launcher.is_replacement() and os.environ.get("JOINING") == place and not os.path.exists(os.environ["TORN"]):
         open(os.environ["TORN"], "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -130,7 +130,7 @@ if launcher.inside():
     before(recovery.Membership, "recover", "recovery")
     before(recovery.Membership, "_refill", "others are brought in")
     before(recovery.recovery_points, "share", "state")
-    if launcher.joins():
+    if launcher.is_replacement():
         class Parent(MPI.Intercomm):
             def Send(self, *args):
                 joining("before it says so")

@@ -154,7 +154,7 @@ def test_what_is_not_declared_is_refused_with_its_reason(strategy):
     ranks = ["--ranks", "4", "--mesh", halves[strategy]] if strategy in halves else ["--ranks", "3"]
     for method in ALL:
         options = [*fitting, "--compress", method, *ranks, "--limit", "60", "--model", "mlp:64,9,9,10"]
-        why = STRATEGIES[strategy].supports.why_not(method)
+        why = STRATEGIES[strategy].supports.reason_against(method)
         assert bool(why) == (method not in STRATEGIES[strategy].supports.compress)
         if why:
             with pytest.raises(OptionError, match="compress") as error:
@@ -170,7 +170,7 @@ def test_what_is_not_declared_is_refused_with_its_reason(strategy):
         "elastic": ("--elastic", "shrink:min=1"),
     }
     for name, words in asked.items():
-        if why := STRATEGIES[strategy].supports.why_not(None, name):
+        if why := STRATEGIES[strategy].supports.reason_against(None, name):
             with pytest.raises(OptionError) as error:
                 prepare(parse([*fitting, *words, "--ranks", "3", "--limit", "60", "--model", "mlp:64,9,9,10"]))
             assert why in str(error.value), (strategy, name)

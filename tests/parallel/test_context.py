@@ -150,8 +150,8 @@ def test_bytes_that_ulysses_sends(comm, ranks):
     N, T, H, d = 2, 16, 4, 3
     communicator, groups = Communicator(comm), ContextGroups(ContextDegrees(1, 2), comm.rank)
     groups.connect(communicator, Ranks)
-    swap, sent = groups.heads.swap, []
-    groups.heads.swap = lambda array: sent.append(array.nbytes // 2) or swap(array)
+    all_to_all, sent = groups.heads.all_to_all, []
+    groups.heads.all_to_all = lambda array: sent.append(array.nbytes // 2) or all_to_all(array)
     inner = cut(nn.Network(nn.MultiHeadAttention(H * d, H), (T, H * d), np.float64), groups)
     ctx = inner.context()
     ctx.network_context.input_gradient = True

@@ -603,7 +603,7 @@ def test_evaluation_is_exact_for_uneven_shards(comm):
 # ------------------------------------------------------------------------------------ across hosts
 
 
-@pytest.mark.skipif(bool(netlab.why_not()), reason=str(netlab.why_not()))
+@pytest.mark.skipif(bool(netlab.reason_against()), reason=str(netlab.reason_against()))
 @pytest.mark.parametrize("hosts, slots, says", [(2, 2, "between 2 nodes"), (2, 1, "one rank a node")])
 def test_across_hosts(hosts, slots, says):
     """In the lab of several hosts: two levels, and messages."""

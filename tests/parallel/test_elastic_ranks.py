@@ -71,7 +71,7 @@ def test_others_come_in_their_place(survive, undisturbed):
 
 
 @needs_survivors
-@pytest.mark.skipif(bool(netlab.why_not()), reason=str(netlab.why_not()))
+@pytest.mark.skipif(bool(netlab.reason_against()), reason=str(netlab.reason_against()))
 @pytest.mark.parametrize(("elastic", "joined"), [more("shrink", []), ("respawn", [1])])
 def test_ranks_of_other_hosts_go_on(tmp_path, nothing_left, undisturbed, elastic, joined):
     """Who comes in the place of another one is on the first rank's host. mpirun's exit status tells of the death.
@@ -481,10 +481,10 @@ def lines(ledger, *parts):
 def test_the_ledger_counts_every_sample_once(tmp_path):
     first, second = SampleLog(tmp_path / "ledger", 0), SampleLog(tmp_path / "ledger", 1)
     for ledger in (first, second):
-        ledger.begin(0, (0, 0))
+        ledger.begin_generation(0, (0, 0))
     lines(first, (0, 0, 0, 2), (0, 1, 4, 6), (0, 2, 8, 10))
     lines(second, (0, 0, 2, 4), (0, 1, 6, 8))  # and is killed in the batch 2, which begins anew
-    first.begin(2, (0, 2))
+    first.begin_generation(2, (0, 2))
     lines(first, (0, 2, 8, 11))
     assert first.check(0, 4, 11) == 11
     lines(first, *((1, 3 + batch, 4 * batch, min(4 * batch + 4, 11)) for batch in range(3)))
@@ -497,15 +497,15 @@ def test_the_ledger_counts_every_sample_once(tmp_path):
 def test_who_goes_back_into_an_epoch_that_was_checked_finds_its_lines_gone(tmp_path):
     """Copies of parts may be older than an epoch is long: twice, and with another process in a place."""
     first = SampleLog(tmp_path, 0)
-    first.begin(0, (0, 0))
+    first.begin_generation(0, (0, 0))
     for epoch in range(3):
         lines(first, *((epoch, 2 * epoch + batch, 4 * batch, 4 * batch + 4) for batch in range(2)))
         first.checked[epoch + 1] = first.check(epoch, 4, 8)
     joins = SampleLog(tmp_path, 1)
-    joins.begin(3, (1, 1), [first.known])
+    joins.begin_generation(3, (1, 1), [first.known])
     lines(joins, (1, 3, 4, 8))
     assert joins.checked == {1: 8}
-    joins.begin(3, (1, 1), [joins.known])
+    joins.begin_generation(3, (1, 1), [joins.known])
     with pytest.raises(SampleLogError, match=r"4 samples .* 4 \(0 times\)"):
         joins.check(1, 4, 8)
     lines(joins, (1, 3, 4, 8), (2, 4, 0, 4), (2, 5, 4, 8))
@@ -521,7 +521,7 @@ def test_who_goes_back_into_an_epoch_that_was_checked_finds_its_lines_gone(tmp_p
 )
 def test_control_the_ledger_finds_what_is_wrong(tmp_path, part, said):
     ledger = SampleLog(tmp_path, 0)
-    ledger.begin(0, (0, 0))
+    ledger.begin_generation(0, (0, 0))
     lines(ledger, (0, 0, 0, 4), part)
     with pytest.raises(SampleLogError, match=re.escape(said)):
         ledger.check(0, 4, 8)
@@ -553,7 +553,7 @@ def test_only_a_process_of_the_job_is_killed(tmp_path, capsys):
 def test_a_full_disk_is_named(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     ledger, heart = SampleLog(tmp_path / "ledger", 3), Heartbeat(tmp_path / "beats", 3, 9.0, 0, False, lambda: 0, {})
-    ledger.begin(0, (0, 0))
+    ledger.begin_generation(0, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (40, hard))  # a file can grow no larger
     try:
         ledger.log_slice(0, 0, 0, 8)
@@ -569,12 +569,12 @@ def test_a_full_disk_is_named(tmp_path):
 
 def test_a_continued_run_answers_for_what_it_has_trained(tmp_path):
     ledger = SampleLog(tmp_path, 0)
-    ledger.begin(7, (2, 1))
+    ledger.begin_generation(7, (2, 1))
     lines(ledger, (2, 7, 4, 8), (2, 8, 8, 9))
     assert ledger.check(2, 4, 9) == 5
     lines(ledger, (3, 9, 0, 4))
     joins = SampleLog(tmp_path, 1)
-    joins.begin(9, (3, 0), [ledger.known])  # back to before it
+    joins.begin_generation(9, (3, 0), [ledger.known])  # back to before it
     assert (joins.begun, joins.start) == ([7, 9], (2, 1))
     with pytest.raises(SampleLogError, match="9 samples"):
         joins.check(3, 4, 9)
@@ -620,10 +620,10 @@ def test_what_cannot_be_is_refused(monkeypatch):
         check_ranks(parse(["--elastic", "grow"]), 0)
     check_ranks(parse(["--elastic", "shrink"]), 0)
     options = parse(["--elastic", "shrink:min=3", "--ranks", "2"])
-    monkeypatch.setattr(launcher, "why_all_end", lambda: "")
+    monkeypatch.setattr(launcher, "reason_all_end", lambda: "")
     with pytest.raises(OptionError, match="2 ranks are fewer than min=3: start more"):
         check_ranks(options, 2)
-    monkeypatch.setattr(launcher, "why_all_end", lambda: "this MPI has no fault tolerance")
+    monkeypatch.setattr(launcher, "reason_all_end", lambda: "this MPI has no fault tolerance")
     with pytest.raises(OptionError, match="no fault tolerance; or leave it out, and start the run by scripts/superv"):
         check_ranks(options, 4)
 
@@ -647,6 +647,6 @@ def test_noise_of_the_launcher_is_left_out():
 def test_a_job_that_ends_with_any_rank_is_found_out(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.delenv(launcher.FAULT_TOLERANT, raising=False)
-    assert "mpirun --with-ft ulfm" in launcher.why_all_end()
+    assert "mpirun --with-ft ulfm" in launcher.reason_all_end()
     monkeypatch.setenv(launcher.FAULT_TOLERANT, "1")
-    assert launcher.why_all_end() == ""
+    assert launcher.reason_all_end() == ""

@@ -105,8 +105,10 @@ def test_gradients_of_what_all_ranks_have_must_be_summed_over_the_axis(comm, ran
         if "pipeline" in mesh:
             many.forward_backward.summed.pop()  # along "expert"
         else:
-            many.forward_backward.terms = [
-                each for each in many.forward_backward.terms if each[1] is not many.forward_backward.everyone
+            many.forward_backward.partial_gradients = [
+                each
+                for each in many.forward_backward.partial_gradients
+                if each[1] is not many.forward_backward.everyone
             ]
         found = train(many)
         assert found[0] == pytest.approx(losses[0], rel=1e-12) and found[-1] != pytest.approx(losses[-1], rel=1e-9)

@@ -16,7 +16,7 @@ def check(group, rank, size):
     group.maximum(most)
     np.testing.assert_allclose(total, sum(everyone))
     assert np.array_equal(most, np.max(everyone, axis=0))
-    gathered = group.gather(array.T)  # not contiguous
+    gathered = group.all_gather(array.T)  # not contiguous
     assert np.array_equal(gathered, [one.T for one in everyone])
 
 

@@ -98,7 +98,7 @@ def test_an_mpiexec_that_dies_or_hangs_when_its_ranks_have_ended_is_told(monkeyp
     assert launcher.ending(launcher.LOST) == "mpiexec itself died or hung, or all ranks died"
 
 
-@pytest.mark.skipif(bool(launcher.why_all_end()), reason=str(launcher.why_all_end()))
+@pytest.mark.skipif(bool(launcher.reason_all_end()), reason=str(launcher.reason_all_end()))
 def test_ranks_that_are_all_stopped_are_killed(monkeypatch):
     """One dies, and the other one, which would have been told of it, stands still."""
     monkeypatch.setattr(launcher, "LOOK", 0.1)
@@ -110,7 +110,7 @@ def test_ranks_that_are_all_stopped_are_killed(monkeypatch):
     assert len(said) == 1 and re.match(r"launch: all ranks that are left have been stopped for \d+ s: killed", said[0])
 
 
-@pytest.mark.skipif(bool(launcher.why_all_end()), reason=str(launcher.why_all_end()))
+@pytest.mark.skipif(bool(launcher.reason_all_end()), reason=str(launcher.reason_all_end()))
 def test_a_death_before_all_have_begun_ends_a_job_whose_ranks_survive(monkeypatch):
     """In MPI_Init the others would wait for it without end."""
     monkeypatch.setattr(launcher, "SOON", 0.5)
@@ -120,7 +120,7 @@ def test_a_death_before_all_have_begun_ends_a_job_whose_ranks_survive(monkeypatc
     assert "mpiexec itself" not in "".join(said)
 
 
-@pytest.mark.skipif(bool(launcher.why_all_end()), reason=str(launcher.why_all_end()))
+@pytest.mark.skipif(bool(launcher.reason_all_end()), reason=str(launcher.reason_all_end()))
 def test_a_death_before_a_rank_has_left_its_file_ends_a_job_whose_ranks_survive(monkeypatch, tmp_path):
     """It is killed as its process begins, so that it was never there."""
     monkeypatch.setattr(launcher, "SOON", 0.2)
@@ -141,7 +141,7 @@ STOPPED = "import os, signal, time; rank = os.environ.get('OMPI_COMM_WORLD_RANK'
 STOPPED += "os.kill(os.getpid(), signal.SIGSTOP) if rank == '1' else None; time.sleep(1000)"
 
 
-@pytest.mark.skipif(bool(launcher.why_all_end()), reason=str(launcher.why_all_end()))
+@pytest.mark.skipif(bool(launcher.reason_all_end()), reason=str(launcher.reason_all_end()))
 def test_a_rank_that_is_stopped_before_all_have_begun_ends_a_job_whose_ranks_survive(monkeypatch):
     monkeypatch.setattr(launcher, "SOON", 0.2)
     said, how = [], {"timeout": PATIENCE, "survive": True, "silent": 1.0}
@@ -202,7 +202,7 @@ wait
 """
 
 
-@pytest.mark.skipif(bool(launcher.why_all_end()), reason=str(launcher.why_all_end()))
+@pytest.mark.skipif(bool(launcher.reason_all_end()), reason=str(launcher.reason_all_end()))
 def test_a_slow_start_is_no_death(monkeypatch, tmp_path):
     """The second rank is started long after the first: until then nobody has died."""
     made, looks, numbers = tmp_path / "mpiexec", [], processes.numbers
@@ -228,7 +228,7 @@ def test_a_slow_start_is_no_death(monkeypatch, tmp_path):
     assert {"0"} in looks
 
 
-@pytest.mark.skipif(bool(launcher.why_all_end()), reason=str(launcher.why_all_end()))
+@pytest.mark.skipif(bool(launcher.reason_all_end()), reason=str(launcher.reason_all_end()))
 def test_a_full_memory_leaves_the_status_of_a_job_whose_ranks_survive(tmp_path):
     """What is written at the end has its place from the beginning."""
     code = (
@@ -413,15 +413,15 @@ def test_a_killed_mpiexec_leaves_no_memory_files():
 
 @pytest.mark.usefixtures("directory")
 def test_the_next_launcher_removes_what_killed_ones_left(tmp_path):
-    """Launcher, keeper, mpiexec and ranks are killed, as where memory runs out."""
+    """Launcher, reaper, mpiexec and ranks are killed, as where memory runs out."""
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     code = "import time; from parallel.launch import launcher; "
     code += f"job = launcher.Job([{str(tmp_path / 'stubborn.py')!r}], 2); "
-    code += "print(job.name, job.keeper.pid, flush=True); job.wait()"
+    code += "print(job.name, job.reaper.pid, flush=True); job.wait()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as started:
-        name, keeper = started.stdout.readline().split()
+        name, reaper = started.stdout.readline().split()
         assert started.stdout.readline() == "ready\n"
-        processes.send([int(keeper), started.pid], signal.SIGKILL)
+        processes.send([int(reaper), started.pid], signal.SIGKILL)
         started.wait()
         processes.sweep()
         assert memory_files(name), "ranks run"
@@ -494,9 +494,9 @@ def test_a_run_is_continued_as_it_was_started(monkeypatch, environment, start):
         ({"PMI_RANK": "0", "PMI_SIZE": "1", "SLURM_STEP_NUM_TASKS": "1"}, 0, None),  # a notebook server under srun
         ({"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "1"}, 0, None),
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "RINGPROP_JOB": "x"}, 0, 1),  # of this launcher
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "RINGPROP_JOINS": "4"}, 0, 4),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "RINGPROP_REPLACEMENT": "4"}, 0, 4),
     ],
-    ids=["plain", "openmpi", "mpich", "srun-pmix", "srun", "sbatch", "salloc", "hub", "hub-pmix", "own", "joins"],
+    ids=["plain", "openmpi", "mpich", "srun-pmix", "srun", "sbatch", "salloc", "hub", "hub-pmix", "own", "replacement"],
 )
 def test_inside_by_environment(monkeypatch, environment, rank, size):
     for name in ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID"):
@@ -581,15 +581,15 @@ def test_a_process_that_gets_the_jobs_name_late_is_ended_too(monkeypatch):
     for name in ("STARTING", "GRACE"):
         monkeypatch.setattr(processes, name, PATIENCE)
     monkeypatch.setattr(sys, "stdin", io.StringIO())  # the launcher's end
-    keeper = threading.Thread(target=processes.keep, args=(job,))
-    keeper.start()
+    reaper = threading.Thread(target=processes.reap, args=(job,))
+    reaper.start()
     while len(looks) < 2:
         time.sleep(0.01)
     late = subprocess.Popen(["sleep", "1000"], env=os.environ | {processes.JOB: job})
     assert late.wait(PATIENCE) == -signal.SIGTERM
     monkeypatch.setattr(processes, "STARTING", 0.0)
-    keeper.join(PATIENCE)
-    assert not keeper.is_alive()
+    reaper.join(PATIENCE)
+    assert not reaper.is_alive()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -617,11 +617,11 @@ def test_what_starts_a_rank_keeps_every_environment_variable_and_tells_its_end(t
     odd = {"with.dot": "1", "BASH_FUNC_f%%": "() { :; }", "a-b": "x y"}
     code = f"import os, sys; sys.exit(3 + (not {odd!r}.items() <= os.environ.items()))"
     ranks = {"PMI_RANK": "5", "OMPI_COMM_WORLD_RANK": "5"}
-    for action, path in ("mark", tmp_path), ("tell", tmp_path / "first"):
+    for action, path in ("mark", tmp_path), ("wait", tmp_path / "first"):
         command = [*launcher.START, action, str(path), sys.executable, "-c", code]
         assert subprocess.run(command, env=os.environ | odd | ranks).returncode == 3
     assert (tmp_path / "5").read_text() == "" and (tmp_path / "first").read_text() == "5 3\n"
     kills = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    command = [*launcher.START, "tell", str(tmp_path / "first"), sys.executable, "-c", kills]
+    command = [*launcher.START, "wait", str(tmp_path / "first"), sys.executable, "-c", kills]
     assert subprocess.run(command, env=os.environ | ranks).returncode == 128 + signal.SIGKILL
     assert (tmp_path / "first").read_text() == "5 3\n", "the first one counts"

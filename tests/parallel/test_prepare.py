@@ -76,6 +76,10 @@ WRONG = [
     ("--augment flip --data stdlib --model transformer", "RandomFlip: expects images"),
     ("--schedule cosin", "unknown schedule 'cosin'"),
     ("--schedule cosine --linear-scaling 16 --epochs 5", "5 epochs of warm-up leave none of 5"),
+    (
+        "--schedule cosine --epochs 0",
+        "its length is that of training, which has 0 epochs: use at least one, or no schedule",
+    ),
     ("--schedule plateau:metric=los", "no metric 'los'; use metric=loss, validation_loss, validation_accuracy"),
     ("--schedule plateau --validation 0", "no metric 'validation_loss' without validation data (--validation 0); use"),
     ("--patience 3 --validation 0", "--patience chooses by validation data, and --validation 0 holds none out"),

@@ -108,7 +108,7 @@ class Together:
 
     def search(self):
         for role in self.roles.values():
-            role.begin()
+            role.start_search()
         self.lbfgs.step()
         if not self.coordinator.current:
             self.coordinator.refresh()

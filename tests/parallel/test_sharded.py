@@ -312,7 +312,7 @@ ACROSS_HOSTS = """
 """
 
 
-@pytest.mark.skipif(bool(netlab.why_not()), reason=str(netlab.why_not()))
+@pytest.mark.skipif(bool(netlab.reason_against()), reason=str(netlab.reason_against()))
 def test_across_hosts_what_is_counted_is_what_network_cards_count(tmp_path):
     """Three hosts: equal to one process; counted 3 Psi less two units of six, as sent but for 2 to 8% of headers."""
     program = tmp_path / "program.py"

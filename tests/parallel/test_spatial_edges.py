@@ -127,7 +127,7 @@ ACROSS_HOSTS = """
 """
 
 
-@pytest.mark.skipif(bool(netlab.why_not()), reason=str(netlab.why_not()))
+@pytest.mark.skipif(bool(netlab.reason_against()), reason=str(netlab.reason_against()))
 def test_between_hosts_rows_are_hidden_or_waited_for_as_is_faster(tmp_path):
     """Equal to one process, either way; all ranks are told what was found."""
     program, here = tmp_path / "program.py", Path(__file__).parent

@@ -13,7 +13,6 @@ from nn.core.network import Network
 from nn.models import build
 from parallel.state.splits import NetworkPart, Split, SplitSpec, cut, inside, merge, split_of
 from parallel.state.stages import stages
-from parallel.strategies.tensor.around import Around, with_children
 from parallel.strategies.tensor.layers import (
     ChannelParallelConv2d,
     ColumnLinear,
@@ -21,6 +20,7 @@ from parallel.strategies.tensor.layers import (
     RowLinear,
     VocabularyParallelEmbedding,
 )
+from parallel.strategies.tensor.move_wrapper import MoveWrapper, with_children
 
 KINDS = {
     nn.Conv2d: ChannelParallelConv2d,
@@ -32,7 +32,7 @@ KINDS = {
 
 def split(layer):
     """The layer, or those inside, as tensor parallelism cuts them."""
-    if isinstance(layer, Around):
+    if isinstance(layer, MoveWrapper):
         return layer
     if layer.children():
         return with_children(layer, map(split, layer.children().values()))
@@ -233,7 +233,7 @@ def test_a_block_of_two_layers_in_parts():
     for i in range(2):
         first, between, last = layers.layers
         cut_layers = Sequential(
-            Around(first, splits={"W": Split(1), "b": Split(0)}), between, Around(last, splits=ROWS)
+            MoveWrapper(first, splits={"W": Split(1), "b": Split(0)}), between, MoveWrapper(last, splits=ROWS)
         )
         part = NetworkPart(Network(cut_layers, (5,), np.float64), i, 2)
         w, g = part.layout.zeros(np.float64), np.full(part.layout.size, np.nan)

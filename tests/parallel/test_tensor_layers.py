@@ -10,9 +10,9 @@ import nn
 from nn.core.layer import Layer
 from nn.models.transformer import encoder, transformer
 from parallel.state.splits import NetworkPart, merge
-from parallel.strategies.tensor.around import Around
-from parallel.strategies.tensor.moves import Copy, Cut, Gather, Keep, Move, Sum, SumPart
-from parallel.strategies.tensor.rewriting import share, terms
+from parallel.strategies.tensor.move_wrapper import MoveWrapper
+from parallel.strategies.tensor.moves import AllGather, CopyTo, Cut, Move, ReduceFrom, ReduceScatter, Scatter
+from parallel.strategies.tensor.rewriting import partial_gradients, share
 
 rng = np.random.default_rng(0)
 IDS, NEXT = rng.integers(1, 13, (5, 8)), rng.integers(0, 13, (5, 8))
@@ -102,7 +102,7 @@ def one_pass(network, loss, x, y, group=None, summed=True):
     network.backward(p, views, gz, saved, ctx)
     calls = {name: n - before.get(name, 0) for name, n in group.calls.items()} if group else {}
     gradients = dict(network.layout.items(g))
-    for name in terms(network) if group and summed else ():
+    for name in partial_gradients(network) if group and summed else ():
         group.sum(gradients[name])
     return z, value, gradients, calls
 
@@ -174,7 +174,7 @@ def forget(kind):
     def change(layer: Layer):
         for each in layer.children().values():
             change(each)
-        if isinstance(layer, Around):
+        if isinstance(layer, MoveWrapper):
             for name in ("enter", "leave"):
                 if type(getattr(layer, name)) is kind:
                     vars(layer)[name] = Nothing()
@@ -183,7 +183,7 @@ def forget(kind):
 
 
 @pytest.mark.parametrize("way", ["pairs", "sequence"])
-@pytest.mark.parametrize("kind", [Copy, Sum])
+@pytest.mark.parametrize("kind", [CopyTo, ReduceFrom])
 def test_without_f_or_g_it_is_wrong(kind, way):
     """A control: each of them counts. Cut along places, there are others in their stead."""
     network = language_model()
@@ -191,14 +191,14 @@ def test_without_f_or_g_it_is_wrong(kind, way):
     _, values, found, _ = compute(network, SMOOTH, IDS, NEXT, 2, way, forget(kind))
     right = max(np.abs(found[name] - g).max() for name, g in gradients.items()) < 1e-12
     assert right == (way == "sequence")
-    if kind is Copy:
+    if kind is CopyTo:
         assert abs(values[0] - value) < 1e-12, "f changes gradients only"
 
 
 def test_gradients_of_places_are_terms():
     """A control: what each rank has of a normalisation's gradient is not all of it."""
     shared, loss, _ = share(language_model(), SMOOTH, 2, "sequence")
-    names = terms(shared)
+    names = partial_gradients(shared)
     assert names == [
         *("1.W", "3.0.body.0.gamma", "3.0.body.0.beta", "3.0.body.1.bo", "3.1.body.0.gamma", "3.1.body.0.beta"),
         *("3.1.body.3.b", "4.0.body.0.gamma", "4.0.body.0.beta", "4.0.body.1.bo", "4.1.body.0.gamma"),
@@ -210,7 +210,7 @@ def test_gradients_of_places_are_terms():
     for name in names:
         assert np.abs(halves[0][name] - gradients[name]).max() > 1e-6, name
         np.testing.assert_allclose(halves[0][name] + halves[1][name], gradients[name], rtol=1e-11, atol=1e-13)
-    assert not terms(share(language_model(), SMOOTH, 2)[0])
+    assert not partial_gradients(share(language_model(), SMOOTH, 2)[0])
 
 
 def test_two_sums_forward_and_two_backward_a_block():
@@ -223,9 +223,9 @@ def test_two_sums_forward_and_two_backward_a_block():
     more = {name: calls["pairs", 3][name] - calls["pairs", 1][name] for name in calls["pairs", 1]}
     assert {name: n for name, n in more.items() if n} == {"sum": 8}
     # The embedding, the output layer's inputs; of the loss the largest logits, and two numbers a row.
-    assert calls["pairs", 1] == {"sum": 4 + 3, "maximum": 1, "gather": 0}
+    assert calls["pairs", 1] == {"sum": 4 + 3, "maximum": 1, "all_gather": 0}
     more = {name: calls["sequence", 3][name] - calls["sequence", 1][name] for name in calls["sequence", 1]}
-    assert {name: n for name, n in more.items() if n} == {"gather": 8, "sum_part": 8}
+    assert {name: n for name, n in more.items() if n} == {"all_gather": 8, "reduce_scatter": 8}
 
 
 def test_moves_are_adjoint():
@@ -236,9 +236,9 @@ def test_moves_are_adjoint():
             cut.share(group) if i == cut.axis % 3 else n for i, n in enumerate(shape)
         )
         for move, whole_in, whole_out in (
-            (Gather(cut), False, True),
-            (SumPart(cut), True, False),
-            (Keep(cut), True, False),
+            (AllGather(cut), False, True),
+            (ReduceScatter(cut), True, False),
+            (Scatter(cut), True, False),
         ):
 
             def work(group, move=move, whole_in=whole_in, whole_out=whole_out, part=part, shape=shape):
@@ -246,12 +246,12 @@ def test_moves_are_adjoint():
                 ctx.network_context.groups["tensor"] = group
                 own = np.random.default_rng(group.rank)
                 same = np.random.default_rng(9)
-                draw = same if isinstance(move, Keep) else own
+                draw = same if isinstance(move, Scatter) else own
                 x = draw.standard_normal(shape if whole_in else part(group))
                 y = own.standard_normal(shape if whole_out else part(group))
                 forward = np.vdot(move.forward(None, x, ctx)[0], y)
                 gx = move.backward(None, y, None, ctx)[0]
-                backward = np.vdot(x, gx) / (group.size if isinstance(move, Keep) else 1)
+                backward = np.vdot(x, gx) / (group.size if isinstance(move, Scatter) else 1)
                 return forward, backward
 
             forward, backward = zip(*on_threads(3, work), strict=True)

@@ -35,14 +35,14 @@ class Threads(Group):
     def maximum(self, array):
         array[...] = np.max(self._all("maximum", array), axis=0)
 
-    def gather(self, array):
-        return np.stack(self._all("gather", array))
+    def all_gather(self, array):
+        return np.stack(self._all("all_gather", array))
 
-    def sum_part(self, array):
-        return sum(self._all("sum_part", array))[self.rank]
+    def reduce_scatter(self, array):
+        return sum(self._all("reduce_scatter", array))[self.rank]
 
-    def swap(self, array):
-        return np.stack([each[self.rank] for each in self._all("swap", array)])
+    def all_to_all(self, array):
+        return np.stack([each[self.rank] for each in self._all("all_to_all", array)])
 
 
 def on_threads(size, work):

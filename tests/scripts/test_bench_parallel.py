@@ -75,7 +75,7 @@ def test_what_comes_next_and_how_long_it_takes_is_said_before(monkeypatch, capsy
 def test_every_row_of_a_lab_that_cannot_be_says_why(monkeypatch):
     import bench_parallel as suite
 
-    monkeypatch.setattr(suite.netlab, "why_not", lambda: "needs root")
+    monkeypatch.setattr(suite.netlab, "reason_against", lambda: "needs root")
     found = list(suite.rows(quick=True, only="hosts, 100 Mbit/s"))
     assert {row.note for row in found} == {"needs root"} and all(row.ours is None for row in found)
     assert len({row.case for row in found}) == len(found) == 2 * 9 + 2
@@ -85,7 +85,7 @@ def test_what_takes_too_long_in_the_lab_is_said_in_its_row(monkeypatch):
     import bench_parallel as suite
     import benchmarking
 
-    monkeypatch.setattr(suite.netlab, "why_not", lambda: "")
+    monkeypatch.setattr(suite.netlab, "reason_against", lambda: "")
     monkeypatch.setattr(benchmarking, "TIMEOUT", 0)
     (row,) = suite.rows(quick=True, only="other ranks hidden")
     assert row.ours is None and row.note == "failed: no result after 0 s"

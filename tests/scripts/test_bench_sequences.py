@@ -49,7 +49,7 @@ def test_the_lab_measures_attention_beside_prices():
     import bench_crossover
     import netlab
 
-    if reason := netlab.why_not():
+    if reason := netlab.reason_against():
         pytest.skip(reason)
     found = list(bench_crossover.rows(quick=True))
     names = [row.case for row in found]

@@ -83,7 +83,7 @@ def test_what_is_absent_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("RINGPROP_DATA", str(tmp_path))
     row = bench_training.accuracy_row()
     assert row.ours is None and row.note.startswith("no data: ")
-    monkeypatch.setattr(bench_training.netlab, "why_not", lambda: "needs root")
+    monkeypatch.setattr(bench_training.netlab, "reason_against", lambda: "needs root")
     (row,) = bench_training.rows(quick=True, only="overlap")
     assert (row.ours, row.note) == (None, "needs root")
 

@@ -18,7 +18,7 @@ import netlab  # noqa: E402
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 RATE, NBYTES = 25, 1 << 19  # Mbit/s, bytes: so slow that a busy machine keeps up
 pytestmark = [
-    pytest.mark.skipif(bool(netlab.why_not()), reason=str(netlab.why_not())),
+    pytest.mark.skipif(bool(netlab.reason_against()), reason=str(netlab.reason_against())),
     pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside this Python"),
 ]
 

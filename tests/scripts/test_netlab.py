@@ -20,7 +20,7 @@ sys.path.insert(0, str(NETLAB.parent))
 import netlab  # noqa: E402
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
-needs_a_lab = pytest.mark.skipif(bool(netlab.why_not()), reason=str(netlab.why_not()))
+needs_a_lab = pytest.mark.skipif(bool(netlab.reason_against()), reason=str(netlab.reason_against()))
 needs_mpi = pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside this Python")
 
 

@@ -33,7 +33,7 @@ SMALL = {
 # Not the last state of a job.
 GOING = ("PENDING", "CONFIGURING", "RUNNING", "SIGNALING", "COMPLETING", "NODE_FAIL", "REQUEUED")
 ENDLESS = ["--model", "mlp:64,8,10", "--epochs", "1000000"]
-needs_slurm = pytest.mark.skipif(bool(slurmlab.why_not()), reason=str(slurmlab.why_not()))
+needs_slurm = pytest.mark.skipif(bool(slurmlab.reason_against()), reason=str(slurmlab.reason_against()))
 needs_wheel = pytest.mark.skipif(
     not Path(sys.executable).with_name("mpiexec").exists(), reason="no mpiexec beside this Python"
 )
@@ -263,10 +263,10 @@ def test_the_exit_status_is_that_of_the_command():
 
 
 def test_refusals_are_clear(monkeypatch, capsys):
-    monkeypatch.setattr(slurmlab.netlab, "why_not", lambda: "needs root: namespaces")
+    monkeypatch.setattr(slurmlab.netlab, "reason_against", lambda: "needs root: namespaces")
     with pytest.raises(SystemExit, match="slurmlab: needs root"):
         slurmlab.main(["run", "--", "true"])
-    monkeypatch.setattr(slurmlab.netlab, "why_not", lambda: None)
+    monkeypatch.setattr(slurmlab.netlab, "reason_against", lambda: None)
     for absent, package in (("slurmctld", "slurm-wlm"), ("munged", "munge")):
         monkeypatch.setattr(slurmlab.shutil, "which", lambda tool, absent=absent: None if tool == absent else tool)
         with pytest.raises(SystemExit, match=rf"slurmlab: needs {absent} \(Debian's packages .*{package}"):

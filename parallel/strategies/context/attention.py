@@ -120,7 +120,7 @@ class ContextAttention(MultiHeadAttention):
             array.reshape(N, group.size, H // group.size, counts[group.rank], d), 1, 0
         )
         sent[:, :, :, counts[group.rank] :] = 0
-        received = group.swap(sent)
+        received = group.all_to_all(sent)
         whole = ctx.empty((N, H // group.size, sum(counts), d), array.dtype)
         for rows, part, count in zip(all_rows, received, counts, strict=True):
             whole[:, :, rows] = part[:, :, :count]
@@ -136,7 +136,7 @@ class ContextAttention(MultiHeadAttention):
         for target, rows, count in zip(sent, all_rows, counts, strict=True):
             target[:, :, :count] = array[:, :, rows]
             target[:, :, count:] = 0
-        received = group.swap(sent)[:, :, :, : counts[group.rank]]
+        received = group.all_to_all(sent)[:, :, :, : counts[group.rank]]
         return np.moveaxis(received, 0, 1).reshape(N, group.size * H, counts[group.rank], d)
 
     def _rows(self) -> tuple[np.ndarray, ...]:

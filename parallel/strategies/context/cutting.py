@@ -31,7 +31,7 @@ from parallel.strategies.context.layers import (
     TakePositions,
 )
 from parallel.strategies.context.positions import positions
-from parallel.strategies.tensor.around import Around, behind, with_children
+from parallel.strategies.tensor.move_wrapper import MoveWrapper, behind, with_children
 from parallel.strategies.tensor.parts import SplitDropout, SplitPositions, SplitSinusoids
 
 BY_POSITION = (Activation, Embedding, Linear, TiedLinear, LayerNorm, RMSNorm)
@@ -124,7 +124,7 @@ class _Cutting:
         if getattr(layer, "padding", None) is not None:
             inner = copy.copy(inner)
             inner.padding = None  # it would give attention that of some positions
-        return Around(inner, enter=TakePositions(self.length, self.groups, layer))
+        return MoveWrapper(inner, enter=TakePositions(self.length, self.groups, layer))
 
     def sequential(self, layer: Sequential, path: str, in_shape: Shape, first: bool) -> Layer:
         layers, shape = [], in_shape

@@ -73,7 +73,7 @@ class ShowPositions(Move):
         mine = np.zeros((len(x), max(map(len, rows)), *x.shape[2:]), x.dtype)
         mine[:, : x.shape[1]] = x
         whole = ctx.empty((len(x), self.length, *x.shape[2:]), x.dtype)
-        for at, part in zip(rows, ctx.group("context").gather(mine), strict=True):
+        for at, part in zip(rows, ctx.group("context").all_gather(mine), strict=True):
             whole[:, at] = part[:, : len(at)]
         return whole, None
 

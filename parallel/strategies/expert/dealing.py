@@ -17,7 +17,7 @@ from nn.core.layer import Layer
 from nn.core.network import Network
 from nn.layers.experts import MixtureOfExperts
 from parallel.strategies.expert.layers import DealtExperts, SharedExpert
-from parallel.strategies.tensor.around import Around, with_children
+from parallel.strategies.tensor.move_wrapper import MoveWrapper, with_children
 
 
 def deal(network: Network, experts: int, tensors: int = 1) -> Network:
@@ -76,12 +76,12 @@ def _dealt(layer: Layer, experts: int, tensors: int) -> Layer:
     """What stands in a layer's place. Arrays that the axis "tensor" cuts are there once for each rank on "expert"."""
     if isinstance(layer, MixtureOfExperts):
         return DealtExperts(layer)
-    if isinstance(layer, Around):
+    if isinstance(layer, MoveWrapper):
         inner = _dealt(layer.layer, experts, tensors)
         if isinstance(inner, DealtExperts):
-            return Around(inner, layer.enter, layer.leave, terms=tensors > 1)
+            return MoveWrapper(inner, layer.enter, layer.leave, partial=tensors > 1)
         splits = layer.splits and {name: replace(split, copies=experts) for name, split in layer.splits.items()}
-        return Around(inner, layer.enter, layer.leave, splits, layer.late, layer.terms)
+        return MoveWrapper(inner, layer.enter, layer.leave, splits, layer.late, layer.partial)
     if isinstance(layer, Wrapper):
         inner = _dealt(layer.layer, experts, tensors)
         if inner is layer.layer:

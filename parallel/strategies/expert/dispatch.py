@@ -65,7 +65,7 @@ class ExpertRanks(Ranks):
     def plan(self, counts: np.ndarray) -> Dispatch:
         """Return where rows go, of this rank's counts of every expert's, (E,)."""
         sent = np.ascontiguousarray(counts, np.int64).reshape(self.size, -1)
-        return Dispatch(sent, self.swap(sent).copy())
+        return Dispatch(sent, self.all_to_all(sent).copy())
 
     def start(
         self, rows: np.ndarray, sent: np.ndarray, received: np.ndarray, out: np.ndarray

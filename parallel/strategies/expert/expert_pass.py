@@ -13,8 +13,8 @@ from parallel.strategies.tensor.shared_pass import SharedPass
 class ExpertPass(SharedPass):
     """A step in which each rank of the axes "expert" and "tensor" computes some of the experts.
 
-    The gradients of all other arrays are terms, of the rank's samples: they are summed over the axis "expert", and with
-    the experts' along "data".
+    The gradients of all other arrays are partial, of the rank's samples: they are summed over the axis "expert", and
+    with the experts' along "data".
     """
 
     def make_local_network(self, network, mesh):
@@ -29,7 +29,7 @@ class ExpertPass(SharedPass):
         super().bind(trainer)
         self.everyone = bind_experts(trainer)
         if self.everyone:
-            self.add_terms(trainer, names_alike(trainer.local_network, self.mesh), self.everyone)
+            self.add_partial_gradients(trainer, names_alike(trainer.local_network, self.mesh), self.everyone)
 
     def average_buffers(self, trainer):
         if self.everyone and trainer.buffers.size:
@@ -55,7 +55,7 @@ def bind_experts(trainer) -> Ranks | None:
 def names_alike(network: NetworkPart, mesh: Mesh) -> list[str]:
     """Return the names of the arrays of which all ranks of the axis "expert" have the same.
 
-    Their gradients are terms, of a rank's samples.
+    Their gradients are partial: of a rank's samples.
     """
     specs = whole_specs(network)
     return [name for name in network.layout.specs if same_along("expert", split_of(specs[name]), mesh)]

@@ -16,7 +16,7 @@ class DealtExperts(MixtureOfExperts):
 
     Every rank has the router, and chooses experts for its own positions. Those are sent to the ranks that have the
     chosen experts, and the outputs are sent back. So an expert's gradient is complete, of all ranks' positions, and the
-    router's is a term.
+    router's is partial.
 
     Ranks of the axis "tensor" are given the same samples, and each chooses for some of them: so no position is sent
     twice. The outputs are gathered. Those of the axis "context" have other positions of the same samples, and the same
@@ -42,14 +42,14 @@ class DealtExperts(MixtureOfExperts):
         noise = self.draw_noise(x.shape, ctx)  # of these samples, before they are cut
         noise = None if noise is None else cut.scatter(noise, group, ctx)
         y, saved = self.mix(p, cut.scatter(x, group, ctx), noise, ctx)
-        return cut.gather(y, group, ctx, rounded=False), saved
+        return cut.all_gather(y, group, ctx, rounded=False), saved
 
     def backward(self, p, gy, saved, ctx):
         group, cut = ctx.group("tensor"), Cut(0, len(gy))
         if group.size == 1:
             return super().backward(p, gy, saved, ctx)
         gx, gradients = super().backward(p, cut.scatter(gy, group, ctx), saved, ctx)
-        return (None if gx is None else cut.gather(gx, group, ctx, rounded=False)), gradients
+        return (None if gx is None else cut.all_gather(gx, group, ctx, rounded=False)), gradients
 
     def draw_noise(self, shape, ctx):
         return self.undivided.draw_noise(shape, ctx)

@@ -4,7 +4,7 @@ The axis "expert" is a part of data parallelism: its ranks share every global ba
 the router, attention and whatever is no expert. Of each `MixtureOfExperts` with E experts a rank has E / p. Positions
 travel to the ranks that have the experts they chose, and back (dispatch.py): 4 alltoallv a layer and step. So an
 expert's gradient is made of the positions of all p ranks, and is summed along "data" only; all other gradients are
-terms, summed along both. On data x expert ranks there are as many copies of an expert as ranks on "data".
+partial, summed along both. On data x expert ranks there are as many copies of an expert as ranks on "data".
 
 With an axis "tensor" ranks have parts of attention together, and experts are dealt out to all expert x tensor ranks.
 With an axis "context" ranks have other positions of the same samples, and the same experts, whose gradients are summed

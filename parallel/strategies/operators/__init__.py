@@ -3,7 +3,7 @@
 | file | holds |
 |---|---|
 | strategy.py | the two strategies, and the step that they have in common |
-| alike.py | layers that all these ranks compute alike, and what moves before and behind them |
+| replicated.py | layers that all these ranks compute alike, and what makes their input whole |
 | halo.py | the rows of an image that a rank needs of others: a schedule |
 | rows.py | convolutions, pools and others of a part of the rows |
 | space.py | which layers of a network are cut in height |

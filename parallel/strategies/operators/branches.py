@@ -4,7 +4,7 @@
 
 What comes to a module is whole on every rank. Each computes its branches; their outputs are gathered and lie side by
 side as they would, whole again. On the way back the gradient of a branch's output is there already; what the branches
-of a rank make of it are terms of the gradient of the module's input, which are summed. All else every rank does alike.
+of a rank make of it is a partial gradient of the module's input, which is summed. All else every rank does alike.
 
 Branches are dealt by their multiply-accumulates, the largest first, each to the rank that has least: no rank has more
 than 4/3 of what would be best (Graham 1969). A module is as fast as the rank with the most.
@@ -21,9 +21,9 @@ from nn.core.layer import Layer, Sequential, Shape, child_path
 from nn.core.network import Network
 from nn.models.googlenet import Auxiliary
 from parallel.strategies.activation_transfer import transfer
-from parallel.strategies.operators.alike import Once
-from parallel.strategies.tensor.around import Around, with_children
-from parallel.strategies.tensor.moves import Copy, Move
+from parallel.strategies.operators.replicated import ReplicatedLayer
+from parallel.strategies.tensor.move_wrapper import MoveWrapper, with_children
+from parallel.strategies.tensor.moves import CopyTo, Move
 
 
 def deal(network: Network, rank: int, ranks: int) -> Network:
@@ -53,7 +53,7 @@ def _dealt(layer: Layer, in_shape: Shape, rank: int, ranks: int) -> tuple[Layer,
         return _module(layer, in_shape, rank, ranks), 1
     whole = isinstance(layer, Sequential) and type(layer).forward is Sequential.forward
     if not whole and type(layer) not in (Residual, Recompute, Auxiliary):
-        return Once(layer, rank), 0
+        return ReplicatedLayer(layer, rank), 0
     if type(layer) is Recompute:
         inner, count = _dealt(layer.layer, in_shape, rank, ranks)
         return Recompute(inner), count
@@ -70,7 +70,7 @@ def _module(layer: Parallel, in_shape: Shape, rank: int, ranks: int) -> Layer:
         for branch, owner, shape in zip(layer.layers, owners, shapes, strict=True)
     ]
     widths = [shape[-1] for shape in shapes]
-    return Around(with_children(layer, parts), Copy("branch"), SideBySide(owners, widths, ranks))
+    return MoveWrapper(with_children(layer, parts), CopyTo("branch"), SideBySide(owners, widths, ranks))
 
 
 def owners_of(costs: list[int], ranks: int) -> list[int]:
@@ -82,7 +82,7 @@ def owners_of(costs: list[int], ranks: int) -> list[int]:
     return owners
 
 
-class Elsewhere(Around):
+class Elsewhere(MoveWrapper):
     """A branch that another rank computes: here it puts out no channels, and its gradients are zero.
 
     Parameters
@@ -132,7 +132,7 @@ class SideBySide(Move):
         mine[..., : x.shape[-1]] = x
         mine[..., x.shape[-1] :] = 0
         y = ctx.empty((*x.shape[:-1], self.width), x.dtype)
-        for theirs, columns in zip(transfer(ctx, ctx.group("branch").gather, mine), self.columns, strict=True):
+        for theirs, columns in zip(transfer(ctx, ctx.group("branch").all_gather, mine), self.columns, strict=True):
             y[..., columns] = theirs[..., : len(columns)]
         return y, None
 
@@ -142,7 +142,7 @@ class SideBySide(Move):
 
 def elsewhere(layer: Layer, path: str = "") -> Iterator[tuple[str, bool]]:
     """(path, whether another rank computes it) of every branch that is dealt out."""
-    module = isinstance(layer, Around) and isinstance(layer.leave, SideBySide)
+    module = isinstance(layer, MoveWrapper) and isinstance(layer.leave, SideBySide)
     branches = layer.layer.layers if module else ()
     for i, (name, child) in enumerate(layer.children().items()):
         inner = child_path(path, name)

@@ -8,7 +8,7 @@ them; the same round the other way takes their gradients home, where they are ad
 
 Cost of a 3x3 convolution of N images of width W and C channels: each rank sends 2 N W C elements, each way, however
 many rows it has: the share of communication falls as images grow. In mixed precision rows travel as float16, and their
-gradients, which are terms of sums, as float32. Source: Dryden et al. 2019 (spatial parallelism).
+gradients, which are addends, as float32. Source: Dryden et al. 2019 (spatial parallelism).
 """
 
 from __future__ import annotations

@@ -270,7 +270,7 @@ class GlobalMaxRows(Wrapper):
     def forward(self, p, x, ctx):
         y, saved = self.layer.forward(p, x, ctx)
         group = ctx.group("space")
-        everyones = transfer(ctx, group.gather, y)
+        everyones = transfer(ctx, group.all_gather, y)
         winner = everyones.argmax(axis=0)
         return np.take_along_axis(everyones, winner[None], axis=0)[0], (saved, winner == group.rank)
 

@@ -31,7 +31,7 @@ from nn.layers.dropout import Dropout
 from nn.layers.normalization import LayerNorm, LocalResponseNorm, RMSNorm
 from nn.layers.pooling import GlobalAvgPool2d, GlobalMaxPool2d
 from nn.models.googlenet import Auxiliary
-from parallel.strategies.operators.alike import GatherRows, Once
+from parallel.strategies.operators.replicated import GatherRows, ReplicatedLayer
 from parallel.strategies.operators.rows import (
     BatchNormRows,
     GlobalMaxRows,
@@ -40,7 +40,7 @@ from parallel.strategies.operators.rows import (
     needed_rows,
     window_of,
 )
-from parallel.strategies.tensor.around import Around, with_children
+from parallel.strategies.tensor.move_wrapper import MoveWrapper, with_children
 from parallel.strategies.tensor.moves import Cut
 from parallel.strategies.tensor.parts import SplitDropout
 
@@ -102,11 +102,11 @@ class _Cutting:
             inner, out = self.layer(layer.layer, in_shape, state)
             return Recompute(inner), out
         if type(layer) in (Residual, Parallel, Auxiliary):
-            return self.together(layer, in_shape, state)
+            return self.branches(layer, in_shape, state)
         if (found := self.window(layer, in_shape, state)) is not None:
             return found
         if state is None:
-            return self.whole(layer, None), None
+            return self.replicated(layer, None), None
         if isinstance(layer, BatchNorm):
             return BatchNormRows(layer), state
         if isinstance(layer, Dropout):
@@ -117,7 +117,7 @@ class _Cutting:
             return GlobalMaxRows(layer), None
         if isinstance(layer, BY_PLACE):
             return layer, state
-        return self.whole(layer, state), None
+        return self.replicated(layer, state), None
 
     def sequential(self, layer: Sequential, in_shape: Shape, state: State) -> Found:
         layers, shape = [], in_shape
@@ -127,8 +127,8 @@ class _Cutting:
             shape = child.specs(shape)[1]
         return with_children(layer, layers), state
 
-    def together(self, layer: Layer, in_shape: Shape, state: State) -> Found:
-        """Ways that come together: all of them cut alike, or all of them whole; else nothing in here is cut."""
+    def branches(self, layer: Layer, in_shape: Shape, state: State) -> Found:
+        """Branches that meet in a sum or side by side: all cut alike, or all whole; else nothing in here is cut."""
         before = self.cut
         found = [self.layer(child, in_shape, state) for child in layer.children().values()]
         if type(layer) is Auxiliary:  # classifiers
@@ -139,11 +139,11 @@ class _Cutting:
         if len(ends) == 1:
             return with_children(layer, [way for way, _ in found]), ends.pop()
         self.cut = before
-        return self.whole(layer, state), None
+        return self.replicated(layer, state), None
 
-    def whole(self, layer: Layer, state: State) -> Layer:
+    def replicated(self, layer: Layer, state: State) -> Layer:
         """A layer that all ranks compute alike."""
-        return Once(layer, self.rank, None if state is None else GatherRows(state))
+        return ReplicatedLayer(layer, self.rank, None if state is None else GatherRows(state))
 
     def window(self, layer: Layer, in_shape: Shape, state: State) -> Found | None:
         """A convolution or pool, if every rank gets rows of its output."""
@@ -161,4 +161,4 @@ class _Cutting:
         if isinstance(layer, Sequential):
             *before, last = layer.layers
             return with_children(layer, [*before, self.gathered(last, height)])
-        return Around(layer, leave=GatherRows(height))
+        return MoveWrapper(layer, leave=GatherRows(height))

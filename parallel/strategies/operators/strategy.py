@@ -5,7 +5,7 @@ features: so one image that is too large for a rank's memory fits several, and a
 Along the axis "branch" each computes some of the branches of every module that has them. What cannot be shared all do
 alike. Along the axis "data" such groups share every global batch.
 
-A gradient is a term on each rank, of its rows or of its branches, so the gradients of **all** ranks are summed, as in
+Each rank has a partial gradient, of its rows or of its branches, so the gradients of **all** ranks are summed, as in
 data parallelism: by the same syncs, with shards on all ranks (ZeRO) or compressed, too. Cost of a step over that of
 data parallelism, for each layer: halos of 2 rows a 3x3 convolution and direction (space), an allgather of what the
 branches make and an allreduce of the gradient of what they take (branch). Gradients travel the same, and between more

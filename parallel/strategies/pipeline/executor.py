@@ -44,7 +44,7 @@ from parallel.strategies.pipeline.picture import compare, measured
 from parallel.strategies.pipeline.placement import place
 from parallel.strategies.pipeline.step import TAG, PipelinePlan, PipelineStep, wait_for
 from parallel.strategies.tensor.moves import sum_as_one
-from parallel.strategies.tensor.rewriting import in_words, share, terms
+from parallel.strategies.tensor.rewriting import in_words, partial_gradients, share
 
 PLANS = 8  # lengths of batches that a pipeline is ready for at once: each has memory for what it receives
 
@@ -191,7 +191,7 @@ class PipelinePass(ForwardBackward):
             self.stages[number] = OwnStage(network, p, g, buffers, ctx, start, self)
             child = end
         self._bind_ties()
-        late = self._bind_terms()
+        late = self._bind_partial_gradients()
         layout = self.local_network.layout
         self.early_end = min((layout.slices[name].start for name in (*self.ties, *late)), default=layout.size)
 
@@ -211,11 +211,11 @@ class PipelinePass(ForwardBackward):
                 for ctx in contexts(own.ctx):
                     ctx.shared |= name in names_of(own.network, ctx.path)
 
-    def _bind_terms(self) -> list[str]:
+    def _bind_partial_gradients(self) -> list[str]:
         """Find the gradients to sum with whom: those of arrays that all ranks of an axis have. Return their names."""
         gradients = self.local_network.layout.flat(self.trainer.g)
         groups = self.trainer.ctx.network_context.groups
-        found = [(terms(self.local_network), groups.get("tensor"))]
+        found = [(partial_gradients(self.local_network), groups.get("tensor"))]
         if self.experts:
             found.append((names_alike(self.local_network, self.mesh), self.experts))
         self.summed = [([gradients[name] for name in names], group) for names, group in found if names]

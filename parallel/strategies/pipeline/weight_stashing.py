@@ -69,7 +69,7 @@ class WeightStashing(LocalUpdate):
 
     def begin_sum(self) -> Callable[[int], None]:
         """Start the gradients of a mini-batch; return the hook for those that are ready."""
-        self.buckets.begin()
+        self.buckets.begin_step()
         return self.buckets.ready
 
     def sum_replicas(self, bad: bool) -> bool:

@@ -8,6 +8,6 @@ The declaration, and `parallel.TensorParallel`, are in tensor_parallel.py beside
 | rewriting.py | which layer of a network is cut how, and what moves between them |
 | boundary.py | where convolutions end and linear layers begin, for the one weird trick |
 | layers.py | ColumnLinear, RowLinear and the like |
-| around.py, moves.py | a layer with what moves before and behind it; f and g, and other moves |
+| move_wrapper.py, moves.py | a layer with a move before and behind it; f and g, and other moves |
 | parts.py, loss.py | layers that know which part they have; cross-entropy of outputs that are cut |
 """

@@ -12,7 +12,7 @@ from nn.layers.convolution import Conv2d
 from nn.layers.dense import Linear
 from nn.losses import Loss
 from parallel.strategies.tensor.moves import Cut
-from parallel.strategies.tensor.rewriting import TERMS, share
+from parallel.strategies.tensor.rewriting import PARTIAL_GRADIENT, share
 
 SCHEMES = ("all", "turns", "shares", "features")
 
@@ -54,7 +54,7 @@ def split(network: Network, loss: Loss, ranks: int, scheme: str) -> tuple[Networ
     if scheme not in SCHEMES:
         raise ValueError(f"one weird trick by {scheme!r}: expected one of {', '.join(SCHEMES)}")
     at = boundary(network)
-    given = TERMS
+    given = PARTIAL_GRADIENT
     if scheme == "features":
         first, features = network.root.layers[at], shapes(network)[at]
         if not isinstance(first, Linear) or len(features) != 1 or features[0] < ranks:

@@ -1,25 +1,26 @@
 """How activations move between the ranks that compute a layer together: layers without parameters.
 
-An activation is **whole** on every rank; or **cut** along an axis, so that each has a part; or a **term** on each, and
-their sum is meant. Its gradient is whole where it is whole and all ranks do the same with it, and a term on each where
-each does something of its own with it. Every move's backward is the adjoint of its forward:
+In DTensor's words an activation is **replicated**: whole on every rank; **sharded** along an axis: each rank has a
+part; or **partial**: each rank has an addend, and the sum is meant. The gradient of a replicated activation is
+replicated where all ranks do the same with it, and partial where each does something of its own with it. Every move's
+backward is the adjoint of its forward:
 
 | move | forward | backward | |
 |---|---|---|---|
-| Copy | whole, as it is | sum of terms | f of Shoeybi et al. 2019 |
-| Sum | sum of terms | whole, as it is | g |
-| Gather | parts to whole | sum of terms, of which each keeps its part | where each rank goes on in its own way |
-| Gather(same=True) | parts to whole | each keeps its part | where all ranks do the same with it |
-| SumPart | sum of terms, of which each keeps its part | parts to whole | |
-| Keep | each keeps its part | parts to whole | |
-| Given | whole, as it is | terms, as they are | where somebody else sums the terms |
-| Once | whole, as it is | a term that is all of it on the first rank, and zero on others | |
-| Show | as Gather(same=True) in evaluation; in training nothing | | behind the last layer |
+| CopyTo | replicated, as it is | partial to replicated: allreduce | f of Shoeybi et al. 2019 |
+| ReduceFrom | partial to replicated: allreduce | replicated, as it is | g |
+| AllGather | sharded to replicated | partial to sharded: reduce-scatter | where each rank goes on in its own way |
+| AllGather(replicated=True) | sharded to replicated | replicated to sharded | where all ranks do the same with it |
+| ReduceScatter | partial to sharded | sharded to replicated: allgather | |
+| Scatter | replicated to sharded | sharded to replicated: allgather | |
+| Identity | replicated, as it is | partial, as it is | where somebody else sums it |
+| FirstRankGradient | replicated, as it is | replicated to partial: all of it on the first rank, zero on others | |
+| GatherInEvaluation | AllGather(replicated=True) in evaluation; in training nothing | | behind the last layer |
 
-Cost for n bytes of the whole activation on p ranks: an allreduce (2 (p-1)/p n beta) for Copy backward and Sum forward,
-half of it for each of the others. In mixed precision parts travel as float16, but for those that one process would not
-round, as outputs and what a residual connection adds; terms of sums as float32. Source: Shoeybi et al. 2019;
-Korthikanti et al. 2022 (along places).
+Cost for n bytes of the whole activation on p ranks: an allreduce (2 (p-1)/p n beta) for CopyTo backward and ReduceFrom
+forward, half of it for a gather or reduce-scatter. In mixed precision parts travel as float16, but for those that one
+process would not round, as outputs and what a residual connection adds; addends of sums as float32. Source: Shoeybi et
+al. 2019; Korthikanti et al. 2022 (along places).
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ class Cut:
         self.in_blocks(part)[...] = mine
         return part
 
-    def gather(self, part: np.ndarray, group: Group, ctx, gradient: bool = False, rounded: bool = True) -> np.ndarray:
+    def all_gather(
+        self, part: np.ndarray, group: Group, ctx, gradient: bool = False, rounded: bool = True
+    ) -> np.ndarray:
         """The whole array from all ranks' parts; those that are shorter travel with a gap behind.
 
         `gradient`: it is that of an activation, not one; `rounded`: in mixed precision as float16.
@@ -102,13 +105,13 @@ class Cut:
             self.in_blocks(mine)[self.inside(part, 0, self.share(group) // self.blocks)] = self.in_blocks(part)
         whole = ctx.empty(self._shape(part, self.size), part.dtype)
         into = self.in_blocks(whole)
-        everyones = transfer(ctx, group.gather, mine, gradient) if rounded else group.gather(mine)
+        everyones = transfer(ctx, group.all_gather, mine, gradient) if rounded else group.all_gather(mine)
         for rank, theirs in enumerate(everyones):
             lo, hi = self.bounds(rank, group.size)
             into[self.inside(part, lo, hi)] = self.in_blocks(theirs)[self.inside(part, 0, hi - lo)]
         return whole
 
-    def sum_part(self, array: np.ndarray, group: Group, ctx) -> np.ndarray:
+    def reduce_scatter(self, array: np.ndarray, group: Group, ctx) -> np.ndarray:
         """This rank's part of the sum of all ranks' whole arrays."""
         most = -(-self.units // group.size)
         pieces = ctx.workspace("pieces", (group.size, *self._shape(array, self.blocks * most)), array.dtype)
@@ -118,7 +121,7 @@ class Cut:
             target = self.in_blocks(piece)
             target[self.inside(array, 0, hi - lo)] = source[self.inside(array, lo, hi)]
             target[self.inside(array, hi - lo, most)] = 0
-        mine = group.sum_part(pieces)
+        mine = group.reduce_scatter(pieces)
         if most * group.size * self.blocks == self.size:
             return mine
         part = ctx.empty(self._shape(array, self.share(group)), array.dtype)
@@ -143,7 +146,7 @@ class Move(Layer):
         return f"{type(self).__name__}()"
 
 
-class Copy(Move):
+class CopyTo(Move):
     """f: identity forward, sum backward, over the ranks on an axis."""
 
     output = "view"
@@ -160,8 +163,8 @@ class Copy(Move):
         return gy, {}
 
 
-class Given(Move):
-    """Identity: whoever gives x takes terms of its gradient."""
+class Identity(Move):
+    """Identity: where x comes from, a partial gradient is summed."""
 
     output = gradient = "view"
 
@@ -172,8 +175,8 @@ class Given(Move):
         return gy, {}
 
 
-class Once(Given):
-    """All ranks do the same with x, and whoever gives it takes terms of its gradient: one rank's counts."""
+class FirstRankGradient(Identity):
+    """Identity, where all ranks do the same with x and a partial gradient is wanted: the first rank has all of it."""
 
     gradient = "new"
 
@@ -183,7 +186,7 @@ class Once(Given):
         return gx, {}
 
 
-class Sum(Move):
+class ReduceFrom(Move):
     """g: sum forward, identity backward."""
 
     gradient = "view"
@@ -197,44 +200,44 @@ class Sum(Move):
         return gy, {}
 
 
-class Gather(Move):
-    """Parts to whole.
+class AllGather(Move):
+    """Sharded to replicated.
 
     Parameters
     ----------
     cut : Cut
-    same : bool
-        Whether all ranks do the same with the whole, so that each has the whole gradient.
+    replicated : bool
+        Whether all ranks do the same with the whole, so that its gradient is replicated, too.
     rounded : bool
         Whether the whole is float16 in mixed precision, in one process, too.
     """
 
-    def __init__(self, cut: Cut, same: bool = False, rounded: bool = True):
-        self.cut, self.same, self.rounded = cut, same, rounded
+    def __init__(self, cut: Cut, replicated: bool = False, rounded: bool = True):
+        self.cut, self.replicated, self.rounded = cut, replicated, rounded
 
     def forward(self, p, x, ctx):
-        return self.cut.gather(x, ctx.group("tensor"), ctx, rounded=self.rounded), None
+        return self.cut.all_gather(x, ctx.group("tensor"), ctx, rounded=self.rounded), None
 
     def backward(self, p, gy, saved, ctx):
-        part = self.cut.scatter if self.same else self.cut.sum_part
+        part = self.cut.scatter if self.replicated else self.cut.reduce_scatter
         return part(gy, ctx.group("tensor"), ctx), {}
 
 
-class SumPart(Move):
-    """Terms to parts of their sum."""
+class ReduceScatter(Move):
+    """Partial to sharded."""
 
     def __init__(self, cut: Cut):
         self.cut = cut
 
     def forward(self, p, x, ctx):
-        return self.cut.sum_part(x, ctx.group("tensor"), ctx), None
+        return self.cut.reduce_scatter(x, ctx.group("tensor"), ctx), None
 
     def backward(self, p, gy, saved, ctx):
-        return self.cut.gather(gy, ctx.group("tensor"), ctx, gradient=True), {}
+        return self.cut.all_gather(gy, ctx.group("tensor"), ctx, gradient=True), {}
 
 
-class Keep(Move):
-    """Whole to parts."""
+class Scatter(Move):
+    """Replicated to sharded."""
 
     def __init__(self, cut: Cut):
         self.cut = cut
@@ -243,10 +246,10 @@ class Keep(Move):
         return self.cut.scatter(x, ctx.group("tensor"), ctx), None
 
     def backward(self, p, gy, saved, ctx):
-        return self.cut.gather(gy, ctx.group("tensor"), ctx, gradient=True), {}
+        return self.cut.all_gather(gy, ctx.group("tensor"), ctx, gradient=True), {}
 
 
-class Show(Move):
+class GatherInEvaluation(Move):
     """The whole outputs in evaluation; in training the loss works with parts (loss.py)."""
 
     output = gradient = "view"
@@ -255,7 +258,7 @@ class Show(Move):
         self.cut = cut
 
     def forward(self, p, x, ctx):
-        return (x if ctx.training else self.cut.gather(x, ctx.group("tensor"), ctx)), None
+        return (x if ctx.training else self.cut.all_gather(x, ctx.group("tensor"), ctx)), None
 
     def backward(self, p, gy, saved, ctx):
         return (gy if ctx.training else self.cut.scatter(gy, ctx.group("tensor"), ctx)), {}

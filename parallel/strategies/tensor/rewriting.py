@@ -7,14 +7,14 @@ The layers are walked through in their order, with what is known of the activati
 cut along its features, or along its places. The rules:
 
 Linear        of something whole: some of the outputs each (by columns). Of something cut along its features: these
-              inputs (by rows), and the terms are summed. So of two layers only the second sends, once.
-attention     some of the heads each, and the terms are summed.
+              inputs (by rows), and the partial outputs are summed. So of two layers only the second sends, once.
+attention     some of the heads each, and the partial outputs are summed.
 Conv2d        some of the channels each; of something cut, the channels of all ranks are gathered first.
-Embedding     some of the ids each, and the terms are summed; a matrix tied to it is cut as it is.
+Embedding     some of the ids each, and the partial outputs are summed; a matrix tied to it is cut as it is.
 channelwise   layers take what they are given: activations, pools, batch normalisation, dropout.
 any other     takes what is whole, and every rank does the same.
 
-With `sequence` what is between two terms' sums is cut along the places: normalisation, dropout, and what a residual
+With `sequence` what is between two such sums is cut along the places: normalisation, dropout, and what a residual
 connection adds up are not done by all ranks alike, and the sums are moved in halves. With `width` every Linear has some
 of the outputs, and gathers its inputs, as convolutions do. Sources: Shoeybi et al. 2019, Korthikanti et al. 2022.
 """
@@ -40,7 +40,6 @@ from nn.layers.reshaping import Flatten
 from nn.losses import CrossEntropyLoss, Loss
 from nn.models.googlenet import Auxiliary
 from parallel.state.splits import Split, split_of
-from parallel.strategies.tensor.around import Around, behind, with_children
 from parallel.strategies.tensor.layers import (
     ChannelParallelConv2d,
     ColumnLinear,
@@ -49,7 +48,19 @@ from parallel.strategies.tensor.layers import (
     VocabularyParallelEmbedding,
 )
 from parallel.strategies.tensor.loss import SplitCrossEntropy
-from parallel.strategies.tensor.moves import Copy, Cut, Gather, Given, Keep, Move, Once, Show, Sum, SumPart
+from parallel.strategies.tensor.move_wrapper import MoveWrapper, behind, with_children
+from parallel.strategies.tensor.moves import (
+    AllGather,
+    CopyTo,
+    Cut,
+    FirstRankGradient,
+    GatherInEvaluation,
+    Identity,
+    Move,
+    ReduceFrom,
+    ReduceScatter,
+    Scatter,
+)
 from parallel.strategies.tensor.parts import OfPositions, SplitDropout, SplitPositions, SplitSinusoids
 
 WAYS = ("pairs", "width", "sequence")
@@ -57,7 +68,7 @@ State = Cut | None  # of an activation: cut, or whole
 Found = tuple[Layer, State]
 
 
-TERMS = Cut(0, 0)  # the state of something whole, whose gradient is wanted as terms
+PARTIAL_GRADIENT = Cut(0, 0)  # the state of something replicated, whose gradient is wanted as partial
 
 
 class Shared(NamedTuple):
@@ -91,7 +102,7 @@ def share(network: Network, loss: Loss, ranks: int, way: str = "pairs", start: i
     start : int
         The number of the root's child with which it begins; those before are whole on every rank.
     given : Cut or None
-        How that child's input is cut; TERMS: not at all, but its gradient is wanted as terms.
+        How that child's input is cut; PARTIAL_GRADIENT: not at all, but its gradient is wanted as partial.
 
     Raises
     ------
@@ -131,11 +142,11 @@ def in_words(ranks: int, way: str) -> str:
     return f"every layer computed by {ranks} ranks together{more[way]}"
 
 
-def terms(network: Network) -> list[str]:
-    """Names of the arrays that are whole on every rank, and whose gradients are terms, to be summed over them."""
+def partial_gradients(network: Network) -> list[str]:
+    """Return the names of the replicated arrays whose gradients are partial, to be summed over the ranks."""
     found = []
     for path, layer, shape, _ in network.layers():
-        if isinstance(layer, Around) and layer.terms:
+        if isinstance(layer, MoveWrapper) and layer.partial:
             found += [
                 child_path(path, name)
                 for name, spec in layer.specs(shape)[0].items()
@@ -175,7 +186,9 @@ class _Sharing:
         if state is None:
             return layer
         self.parts_out = parts_out and state == Cut(-1, network.out_shape[-1])
-        return behind(layer, Show(state) if self.parts_out else Gather(state, same=True, rounded=False))
+        return behind(
+            layer, GatherInEvaluation(state) if self.parts_out else AllGather(state, replicated=True, rounded=False)
+        )
 
     def _find_ties(self, tree: dict, prefix: str) -> None:
         for name, entry in tree.items():
@@ -194,9 +207,11 @@ class _Sharing:
         """What stands in a layer's place, and how its output is cut."""
         if isinstance(layer, Sequential) and type(layer).forward is Sequential.forward:
             return self.sequential(layer, path, in_shape, state)
-        if state is TERMS and not isinstance(layer, (Recompute, Linear, TiedLinear, Conv2d, MultiHeadAttention)):
+        if state is PARTIAL_GRADIENT and not isinstance(
+            layer, (Recompute, Linear, TiedLinear, Conv2d, MultiHeadAttention)
+        ):
             inner, out = self.layer(layer, path, in_shape, None)
-            return Around(inner, Once()), out
+            return MoveWrapper(inner, FirstRankGradient()), out
         if isinstance(layer, Residual) and type(layer).forward is Residual.forward:
             return self.residual(layer, path, in_shape, state)
         if type(layer) in (Parallel, Auxiliary):
@@ -204,23 +219,23 @@ class _Sharing:
         if type(layer) is Recompute:
             inner, out = self.layer(layer.layer, path, in_shape, state)
             return Recompute(inner), out
-        if isinstance(layer, Around):
-            return self.around(layer, path, in_shape, state)
+        if isinstance(layer, MoveWrapper):
+            return self.move_wrapper(layer, path, in_shape, state)
         for kind, rule in RULES:
             if isinstance(layer, kind) and type(layer).forward is kind.forward and path not in self.keep:
                 return rule(self, layer, path, in_shape, state)
         if layer.channelwise and (state is None or state.axis == -1) and not layer.specs(in_shape)[0]:
             size = layer.specs(in_shape)[1][-1]
             return layer, state and Cut(-1, size, state.blocks)
-        return self.whole(layer, state)
+        return self.replicated(layer, state)
 
     def sequential(self, layer: Sequential, path: str, in_shape: Shape, state: State) -> Found:
         layers, shape = [], in_shape
         for name, child in layer.children().items():
-            if not path and state not in (None, TERMS):
+            if not path and state not in (None, PARTIAL_GRADIENT):
                 self.cuts[int(name)] = state
             if not path and int(name) < self.start:
-                layers.append(Around(child, splits={}))
+                layers.append(MoveWrapper(child, splits={}))
             else:
                 found, state = self.layer(child, child_path(path, name), shape, state)
                 layers.append(found)
@@ -237,11 +252,11 @@ class _Sharing:
         if body == short:
             return other, body
         if body:
-            other.body = behind(other.body, Gather(body, same=True, rounded=False))
+            other.body = behind(other.body, AllGather(body, replicated=True, rounded=False))
         if short and layer.shortcut:
-            other.shortcut = behind(other.shortcut, Gather(short, same=True, rounded=False))
+            other.shortcut = behind(other.shortcut, AllGather(short, replicated=True, rounded=False))
         elif short:  # x itself comes cut: the body's result is cut alike
-            other.body = behind(other.body, Keep(short))
+            other.body = behind(other.body, Scatter(short))
             return other, short
         return other, None
 
@@ -251,23 +266,25 @@ class _Sharing:
         rounded = isinstance(root, Sequential) and path in [*root.children()][:-1]  # the next child takes the outputs
         for name, child in layer.children().items():
             inner, out = self.layer(child, child_path(path, name), in_shape, state)
-            found.append(behind(inner, Gather(out, same=True, rounded=rounded)) if out else inner)
+            found.append(behind(inner, AllGather(out, replicated=True, rounded=rounded)) if out else inner)
         return tuple(found)
 
-    def around(self, layer: Around, path: str, in_shape: Shape, state: State) -> Found:
+    def move_wrapper(self, layer: MoveWrapper, path: str, in_shape: Shape, state: State) -> Found:
         """Moves of the axis "context", which are of whole features, and of all positions that a rank has."""
         inside = layer.enter.out_shape(in_shape, True) if layer.enter else in_shape
         inner, state = self.layer(layer.layer, path, inside, state)
         if layer.leave and _places(state):
-            inner, state = behind(inner, Gather(state, same=True, rounded=False)), None
-        return Around(inner, layer.enter, layer.leave), state
+            inner, state = behind(inner, AllGather(state, replicated=True, rounded=False)), None
+        return MoveWrapper(inner, layer.enter, layer.leave), state
 
     # ------------------------------------------------------------------------------------------------ layers
 
-    def whole(self, layer: Layer, state: State) -> Found:
+    def replicated(self, layer: Layer, state: State) -> Found:
         """Every rank does the same."""
-        enter = Once() if state is TERMS else Gather(state, same=True) if state else None
-        return Around(layer, enter, splits={}), None
+        enter = (
+            FirstRankGradient() if state is PARTIAL_GRADIENT else AllGather(state, replicated=True) if state else None
+        )
+        return MoveWrapper(layer, enter, splits={}), None
 
     def linear(self, layer: Linear, path: str, in_shape: Shape, state: State) -> Found:
         if state is not None and state.axis == -1 and self.way != "width":
@@ -278,13 +295,13 @@ class _Sharing:
 
     def columns(self, layer: Linear | TiedLinear, path: str, in_shape: Shape, state: State) -> Found:
         if layer.out_features < self.ranks:
-            return self.whole(layer, state)
+            return self.replicated(layer, state)
         self.cut.add(path)
         return ColumnLinear(layer, self._entering(state)), Cut(-1, layer.out_features)
 
     def convolution(self, layer: Conv2d, path: str, in_shape: Shape, state: State) -> Found:
         if layer.out_channels // layer.groups < self.ranks:
-            return self.whole(layer, state)
+            return self.replicated(layer, state)
         self.cut.add(path)
         return ChannelParallelConv2d(layer, self._entering(state)), Cut(-1, layer.out_channels, layer.groups)
 
@@ -301,37 +318,37 @@ class _Sharing:
 
     def embedding(self, layer: Embedding, path: str, in_shape: Shape, state: State) -> Found:
         if layer.vocabulary < self.ranks:
-            return self.whole(layer, state)
+            return self.replicated(layer, state)
         self.cut.add(path)
         leave, out = self._leaving(layer.specs(in_shape)[1])
         return VocabularyParallelEmbedding(layer, leave), out
 
     def positions(self, layer: LearnedPositions, path: str, in_shape: Shape, state: State) -> Found:
         if not _places(state):
-            return self.whole(layer, state)
+            return self.replicated(layer, state)
         return self.some_positions(SplitPositions(layer, np.arange(in_shape[0])), path, in_shape, state)
 
     def sinusoids(self, layer: SinusoidalPositions, path: str, in_shape: Shape, state: State) -> Found:
         if not _places(state):
-            return self.whole(layer, state)
+            return self.replicated(layer, state)
         return self.some_positions(SplitSinusoids(layer, np.arange(in_shape[0])), path, in_shape, state)
 
     def some_positions(self, layer: OfPositions, path: str, in_shape: Shape, state: State) -> Found:
         if not _places(state):
-            return self.whole(layer, state)
-        return Around(type(layer)(layer.layer, layer.positions, state), terms=True), state
+            return self.replicated(layer, state)
+        return MoveWrapper(type(layer)(layer.layer, layer.positions, state), partial=True), state
 
     def normalization(self, layer: LayerNorm | RMSNorm, path: str, in_shape: Shape, state: State) -> Found:
         """Every place by itself."""
-        return (Around(layer, terms=True), state) if _places(state) else self.whole(layer, state)
+        return (MoveWrapper(layer, partial=True), state) if _places(state) else self.replicated(layer, state)
 
     def batch_norm(self, layer: BatchNorm, path: str, in_shape: Shape, state: State) -> Found:
         """Every channel by itself."""
         if state is None or state.axis != -1:
-            return self.whole(layer, state)
+            return self.replicated(layer, state)
         self.cut.add(path)
         splits = dict.fromkeys(("gamma", "beta", "mean", "var"), Split(0, state.blocks))
-        return Around(layer, splits=splits), state
+        return MoveWrapper(layer, splits=splits), state
 
     def dropout(self, layer: Dropout, path: str, in_shape: Shape, state: State) -> Found:
         return (SplitDropout(layer, state) if state else layer), state
@@ -342,7 +359,7 @@ class _Sharing:
     def flatten(self, layer: Flatten, path: str, in_shape: Shape, state: State) -> Found:
         """Each position's channels are blocks of the features."""
         if state is None or state.axis != -1:
-            return self.whole(layer, state)
+            return self.replicated(layer, state)
         size = layer.specs(in_shape)[1][0]
         return layer, Cut(-1, size, size // state.size * state.blocks)
 
@@ -350,15 +367,15 @@ class _Sharing:
 
     def _entering(self, state: State) -> Move:
         """What brings a whole activation to ranks of which each goes on in its own way."""
-        return Given() if state is TERMS else Gather(state) if state else Copy()
+        return Identity() if state is PARTIAL_GRADIENT else AllGather(state) if state else CopyTo()
 
     def _leaving(self, out_shape: Shape) -> tuple[Move, State]:
-        """What makes of terms their sum, whole or cut along the places."""
+        """What sums a partial output, to a replicated one or one that is cut along the places."""
         places = Cut(1, out_shape[0]) if self.way == "sequence" and len(out_shape) == 2 else None
         if places is None or places.size < self.ranks:
-            return Sum(), None
+            return ReduceFrom(), None
         self.along_places = True
-        return SumPart(places), places
+        return ReduceScatter(places), places
 
 
 def _places(state: State) -> bool:

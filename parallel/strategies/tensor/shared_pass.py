@@ -1,7 +1,7 @@
 """What a rank computes of a step in which ranks compute every layer together.
 
-Of an array that ranks have alike each may compute a term of the gradient only, as of a norm where activations are cut.
-Those terms are summed here, before gradients are summed along "data".
+The gradient of a replicated array may be partial, as a norm's is where activations are cut: it is summed here, before
+gradients are summed along "data".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nn.losses import Loss
 from parallel.passes.forward_backward import ForwardBackward
 from parallel.state.splits import NetworkPart
 from parallel.strategies.tensor.moves import sum_as_one
-from parallel.strategies.tensor.rewriting import in_words, share, terms
+from parallel.strategies.tensor.rewriting import in_words, partial_gradients, share
 
 
 class SharedPass(ForwardBackward):
@@ -44,32 +44,33 @@ class SharedPass(ForwardBackward):
         return NetworkPart(shared, index, ranks) if ranks > 1 else shared
 
     def bind(self, trainer):
-        """The loss of outputs that are cut; and where gradients are terms, here and there in the buffer."""
+        """The loss of outputs that are cut; and where in the buffer gradients are partial."""
         if self.mesh.index is None:
             return
         if self.positions:
             self.positions.connect()
             self.parts_loss = self.positions.loss(self.parts_loss)
-        self.terms: list[tuple[list, Group]] = []  # of each group, where gradients end and they
-        self.add_terms(trainer, terms(trainer.local_network), trainer.ctx.network_context.groups.get("tensor"))
+        self.partial_gradients: list[tuple[list, Group]] = []  # for each group (end, gradient)
+        tensor_group = trainer.ctx.network_context.groups.get("tensor")
+        self.add_partial_gradients(trainer, partial_gradients(trainer.local_network), tensor_group)
         trainer.loss = self.parts_loss
 
-    def add_terms(self, trainer, names: Sequence[str], group: Group | None) -> None:
-        """Gradients of these arrays are terms, which the group has."""
+    def add_partial_gradients(self, trainer, names: Sequence[str], group: Group | None) -> None:
+        """Sum the partial gradients of these arrays over the group."""
         layout = trainer.local_network.layout
         flat = layout.flat(trainer.g)
         if names and group:
-            self.terms.append(([(layout.slices[name].stop, flat[name]) for name in names], group))
+            self.partial_gradients.append(([(layout.slices[name].stop, flat[name]) for name in names], group))
 
     def compute(self, trainer, x, y, total, micro, before=0.0):
-        """As for ForwardBackward. Where gradients are terms, none is announced as finished before they are summed."""
+        """As for ForwardBackward. No partial gradient is announced as ready before it is summed."""
         z, saved = trainer.forward(x, True, micro)
         loss, gz = self.loss(trainer, z, y, total)
         if micro.addend is not None:
             self.average_buffers(trainer)
         trainer.set_loss(loss + before, total, micro)
         context, adds_up = trainer.ctx.network_context, trainer.sync.adds_up
-        if not self.terms or (adds_up and micro.addend is None) or saved is None:
+        if not self.partial_gradients or (adds_up and micro.addend is None) or saved is None:
             trainer.backward(gz, saved)
             return loss + before
         ready, end = context.on_gradients_ready, trainer.local_network.layout.size
@@ -84,8 +85,8 @@ class SharedPass(ForwardBackward):
         same."""
 
     def summing(self, ready: Callable[[int], None]) -> Callable[[int], None]:
-        """`ready`, before which the terms are summed that are finished: their memory is soon another layer's."""
-        left = [(sorted(terms, key=itemgetter(0)), group) for terms, group in self.terms]
+        """Return `ready`, which first sums complete partial gradients: another layer soon reuses their memory."""
+        left = [(sorted(gradients, key=itemgetter(0)), group) for gradients, group in self.partial_gradients]
 
         def summed(end: int) -> None:
             for unsummed, group in left:

@@ -61,8 +61,8 @@ class ParameterShard(Actor):
         self.replicas, self.late = replicas, []  # pulls that have come before what they ask for
         self.done = False
 
-    def begin(self) -> None:
-        """Start a search: from now on expect the end of its messages."""
+    def start_search(self) -> None:
+        """Expect the messages of a search, and their end."""
         self.left, self.done = 1 + self.replicas, False
 
     def handle(self, message: Message) -> None:
@@ -159,8 +159,8 @@ class Replica(Actor):
         self.wanted = -1  # the evaluation whose parameters are asked for
         self.done = False
 
-    def begin(self) -> None:
-        """A search begins."""
+    def start_search(self) -> None:
+        """Expect the messages of a search."""
         self.left, self.done = len(self.slices), False
 
     def handle(self, message: Message) -> None:
@@ -216,8 +216,8 @@ class Coordinator(Actor):
         self.chunks = 0  # of a batch
         self.current = False
 
-    def begin(self) -> None:
-        """A search begins."""
+    def start_search(self) -> None:
+        """Expect the messages of a search."""
         self.left = self.replicas
 
     done = property(lambda self: not self.left)

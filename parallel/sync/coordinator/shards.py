@@ -123,7 +123,7 @@ class Coordinated(GradientSync):
         """
         self.compute, self.outcome = compute, [math.nan, ""]
         for role in self.roles.values():
-            role.begin()
+            role.start_search()
         if self.algorithm:
             self.outcome = self._coordinate(chunks, same)
         self.mailbox.wait(lambda: all(role.done for role in self.roles.values()))

@@ -1,19 +1,19 @@
-"""Layers that all ranks of a group compute alike, on something whole, and the moves from and to what is not.
+"""Replicated layers, which all ranks of a group compute alike, and the move that makes their input whole.
 
 Every rank of the group has all parameters, and the gradients of all ranks are summed. So the gradient of a layer of
-which each rank computes something of its own is a term, and that of a layer that all compute alike is counted once: it
-is the first rank's, and zero on others. A whole activation has a whole gradient on every rank, which costs no message.
+which each rank computes something of its own is partial, and that of a replicated layer is counted once: it is the
+first rank's, and zero on others. A replicated activation has a replicated gradient, which costs no message.
 """
 
 from __future__ import annotations
 
 from nn.core.gradients import zero
 from nn.core.layer import Layer
-from parallel.strategies.tensor.around import Around
+from parallel.strategies.tensor.move_wrapper import MoveWrapper
 from parallel.strategies.tensor.moves import Cut, Move
 
 
-class Once(Around):
+class ReplicatedLayer(MoveWrapper):
     """A layer that all ranks compute alike.
 
     Parameters
@@ -47,7 +47,7 @@ class GatherRows(Move):
         self.cut = Cut(1, height)
 
     def forward(self, p, x, ctx):
-        return self.cut.gather(x, ctx.group("space"), ctx), None
+        return self.cut.all_gather(x, ctx.group("space"), ctx), None
 
     def backward(self, p, gy, saved, ctx):
         return self.cut.scatter(gy, ctx.group("space"), ctx), {}

@@ -13,7 +13,7 @@ from parallel.state.splits import Split, split_of, with_split
 from parallel.strategies.tensor.moves import Move
 
 
-class Around(Wrapper):
+class MoveWrapper(Wrapper):
     """A move, a layer, a move, under the layer's own name: its arrays and masks are what they were.
 
     Parameters
@@ -25,10 +25,10 @@ class Around(Wrapper):
     splits : dict of Split, or None
         How the layer's arrays are cut, by name, others being whole; None: as the layers inside say.
     late : str
-        Name of the array that is added behind a sum of terms, once: the layer is not given it.
-    terms : bool
-        Whether the gradients of the arrays that are whole are terms, to be summed over the ranks; those of a layer
-        that is an Around itself are what it says.
+        Name of the array that is added after a sum over the ranks, once: the layer is not given it.
+    partial : bool
+        Whether the gradients of replicated arrays are partial, to be summed over the ranks; those of a layer
+        that is a MoveWrapper itself are what it says.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class Around(Wrapper):
         leave: Move | None = None,
         splits: Mapping[str, Split] | None = None,
         late: str = "",
-        terms: bool = False,
+        partial: bool = False,
     ):
         super().__init__(layer)
         self.enter, self.leave = enter, leave
         self.splits, self.late = splits, late
-        self.terms = terms or (isinstance(layer, Around) and layer.terms)
+        self.partial = partial or (isinstance(layer, MoveWrapper) and layer.partial)
 
     @property
     def output(self):
@@ -117,9 +117,9 @@ def behind(layer: Layer, move: Move) -> Layer:
     if isinstance(layer, Sequential):
         *before, last = layer.layers
         return with_children(layer, (*before, behind(last, move)))
-    if isinstance(layer, Around) and layer.leave is None:
-        return Around(layer.layer, layer.enter, move, layer.splits, layer.late, layer.terms)
-    return Around(layer, leave=move)
+    if isinstance(layer, MoveWrapper) and layer.leave is None:
+        return MoveWrapper(layer.layer, layer.enter, move, layer.splits, layer.late, layer.partial)
+    return MoveWrapper(layer, leave=move)
 
 
 def with_children(layer: Layer, children: Iterable[Layer]) -> Layer:
