@@ -94,7 +94,7 @@ def work(task: dict) -> None:
     }
     directory = world.bcast(tempfile.mkdtemp() if world.rank == 0 else None)
     sides, policy, ledger, copying = {}, Policy(), SampleLog(Path(directory) / "ledger", world.rank), [0.0]
-    ledger.begin(0, (0, 0))
+    ledger.begin_generation(0, (0, 0))
     for side in found["seconds"]:
         communicator = Communicator(world, watch=0 if side == "bare" else WATCH)
         parts = network_of(CASE), nn.CrossEntropyLoss(), nn.SGD(0.01, 0.9), communicator

@@ -266,6 +266,8 @@ def read_config(directory: Path) -> dict:
         raise OptionError(f"--resume {directory}: config.json holds no options")
     if "no_pictures" in found:  # what earlier runs said
         found["pictures"] = not found.pop("no_pictures")
+    if found.get("server_place") == "own":
+        found["server_place"] = "dedicated"
     for key in sorted(found.keys() - FIELDS.keys()):
         raise OptionError(
             f"{directory}/config.json: no option {nearest(flag(key), map(flag, FIELDS))}. "

@@ -426,7 +426,7 @@ def connect_ranks(options: Options, lock: RunLock, elastic=None):
         if elastic.again and train < elastic.members.size:
             train, mesh = axes.fitting(options, train)
             place = "workers" if train == 1 else options.server_place  # it is worker and server
-            servers = min(options.servers, train - (place == "own"))
+            servers = min(options.servers, train - (place == "dedicated"))
             options = replace(options, mesh=mesh, server_place=place, servers=servers)
         options = agreed_directory(options, root)
         if root.rank:

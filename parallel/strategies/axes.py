@@ -58,7 +58,7 @@ def has_server_ranks(options) -> bool:
     from parallel.strategies import STRATEGIES
 
     strategy = STRATEGIES.get(options.strategy_name)
-    return strategy is not None and strategy.serves and not strategy.searches and options.server_place == "own"
+    return strategy is not None and strategy.serves and not strategy.searches and options.server_place == "dedicated"
 
 
 def same_samples_axis(options) -> str:

@@ -54,7 +54,7 @@ def Downpour(
     communicator,
     seed: int = 0,
     servers: int = 1,
-    place: str = "own",
+    place: str = "dedicated",
     *,
     push: int = 1,
     fetch: int = 1,

@@ -29,7 +29,7 @@ class LineSearchTrainer(DistributedTrainer):
         communicator=None,
         seed: int = 0,
         servers: int = 1,
-        place: str = "own",
+        place: str = "dedicated",
         *,
         chunk: int = 64,
         same_batch: bool | None = None,

@@ -1,11 +1,11 @@
 """Parameter servers: workers push gradients, servers update, workers pull parameters; all together, or each by itself.
 
-The parameters are cut into slices, one for each server, on ranks that do nothing else (place "own") or on the workers
-themselves (place "workers"). A server holds its slice and the optimizer's moments for it; a worker holds a copy of all
-parameters and no moments. Servers add in worker order, so the sum has the same bits for any number of servers.
+The parameters are cut into slices, one for each server, on ranks that do nothing else (place "dedicated") or on the
+workers themselves (place "workers"). A server holds its slice and the optimizer's moments for it; a worker holds a copy
+of all parameters and no moments. Servers add in worker order: the sum has the same bits for any number of servers.
 
 Cost of a step over one process's for n bytes, w workers and s servers, push and pull each:
-own ranks      w n / s beta at every server: one server is the bottleneck, and as many servers as workers are none
+dedicated      w n / s beta at every server: one server is the bottleneck, and as many servers as workers are none
 on the workers max((w-1) n / s, n) beta: with s = w as much as a ring allreduce moves, 2 (p-1)/p n in all
 and alpha for each pair of worker and server. A server has room for w segments of what arrives.
 
@@ -54,7 +54,9 @@ class ServerOptions:
     """How many servers, and where."""
 
     servers: int = option(1, "number of servers, among which the parameters are divided")
-    server_place: str = option("own", "whether servers have ranks of their own, or run on workers", ("own", "workers"))
+    server_place: str = option(
+        "dedicated", "whether servers have ranks of their own, or run on workers", ("dedicated", "workers")
+    )
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def ParameterServer(
     communicator,
     seed: int = 0,
     servers: int = 1,
-    place: str = "own",
+    place: str = "dedicated",
     *,
     compressor: Compressor | None = None,
     shards: int = 0,
@@ -96,7 +98,7 @@ def ParameterServer(
         As for DistributedDataParallel.
     servers : int
         Among which the parameters are cut, on bounds of 16 elements.
-    place : {"own", "workers"}
+    place : {"dedicated", "workers"}
         Whether servers have ranks of their own, the last ones, or live on workers.
     compressor : Compressor or None
         Of what is pushed; not attached yet, one with messages of single ranks.
@@ -164,7 +166,9 @@ def served_mesh(
     from parallel.strategies.replica_pass import replica_pass
 
     ranks = pipeline * tensor
-    refuse(ranks > 1 and sync.place != "own", f"workers of {ranks} ranks: {NOT_ON_WORKERS}: use place 'own'")
+    refuse(
+        ranks > 1 and sync.place != "dedicated", f"workers of {ranks} ranks: {NOT_ON_WORKERS}: use place 'dedicated'"
+    )
     forward_backward = replica_pass(loss, pipeline, tensor, **how)
     return Mesh(communicator, sync.workers, pipeline=pipeline, tensor=tensor), forward_backward
 
@@ -182,10 +186,10 @@ def check_workers(options) -> None:
     """Refuse workers of several ranks with what they do not go."""
     if not (axes.is_pipeline(options) or axes.is_tensor(options)):
         return
-    if options.server_place != "own":
+    if options.server_place != "dedicated":
         raise OptionError(
             f"{axes.shown(options)} cannot be combined with --server-place {options.server_place}: "
-            f"{NOT_ON_WORKERS}: use --server-place own"
+            f"{NOT_ON_WORKERS}: use --server-place dedicated"
         )
     if options.elastic:
         raise OptionError(

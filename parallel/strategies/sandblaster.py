@@ -46,7 +46,7 @@ def Sandblaster(
     communicator=None,
     seed: int = 0,
     servers: int = 1,
-    place: str = "own",
+    place: str = "dedicated",
     *,
     chunk: int = 64,
     same_batch: bool | None = None,
@@ -64,7 +64,7 @@ def Sandblaster(
     optimizer : QuasiNewton
     servers : int
         Shards, among which the parameters are cut, on bounds of 16 elements.
-    place : {"own", "workers"}
+    place : {"dedicated", "workers"}
         Whether shards have ranks of their own, the last ones, or live on replicas.
     chunk : int
         Samples that a replica is given at once.

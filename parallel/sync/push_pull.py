@@ -17,10 +17,10 @@ from collectives.algorithms.registry import SEGMENT, how_many, segments
 from collectives.steps import Blocks, Copy, Recv, RecvReduce, Reduce, Round, Send, blocks, chunk
 from nn.core.layout import ALIGN
 
-PLACES = ("own", "workers")
+PLACES = ("dedicated", "workers")
 
 
-def roles(size: int, servers: int, place: str = "own") -> tuple[Sequence[int], Sequence[int]]:
+def roles(size: int, servers: int, place: str = "dedicated") -> tuple[Sequence[int], Sequence[int]]:
     """Return (ranks of the workers, ranks of the servers) among `size`.
 
     Servers on ranks of their own are the last ones, so that rank 0 is a worker; servers on workers are spread evenly.
@@ -32,21 +32,27 @@ def roles(size: int, servers: int, place: str = "own") -> tuple[Sequence[int], S
     """
     if place not in PLACES:
         raise ValueError(f"place {place!r} of parameter servers: expected one of {', '.join(PLACES)}")
-    most = size - 1 if place == "own" else size
+    most = size - 1 if place == "dedicated" else size
     if not 1 <= servers <= most:
-        room = "beside one worker" if place == "own" else "among the workers"
-        hint = "; or let workers be servers (--server-place workers)" if place == "own" else ""
+        room = "beside one worker" if place == "dedicated" else "among the workers"
+        hint = "; or let workers be servers (--server-place workers)" if place == "dedicated" else ""
         raise ValueError(
             f"{servers} parameter servers on {size} ranks: there is room for at most {most} {room}; use fewer, or more "
             f"ranks{hint}"
         )
-    if place == "own":
+    if place == "dedicated":
         return range(size - servers), range(size - servers, size)
     return range(size), [j * size // servers for j in range(servers)]
 
 
 def push(
-    rank: int, size: int, count: Blocks, servers: int = 1, place: str = "own", tail: int = 0, segment: int = SEGMENT
+    rank: int,
+    size: int,
+    count: Blocks,
+    servers: int = 1,
+    place: str = "dedicated",
+    tail: int = 0,
+    segment: int = SEGMENT,
 ) -> Iterator[Round]:
     """Every server adds its slice of all workers' x to its y, in worker order; y is zero at first.
 
@@ -76,7 +82,13 @@ def push(
 
 
 def pull(
-    rank: int, size: int, count: Blocks, servers: int = 1, place: str = "own", tail: int = 0, segment: int = SEGMENT
+    rank: int,
+    size: int,
+    count: Blocks,
+    servers: int = 1,
+    place: str = "dedicated",
+    tail: int = 0,
+    segment: int = SEGMENT,
 ) -> Iterator[Round]:
     """Every worker's x gets the servers' y, each at its slice, and the tail from the first one.
 

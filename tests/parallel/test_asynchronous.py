@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 LATE = ("ssp:0", "ssp:1", "async", "ssp:2,ahead=1", "async:ahead=1")
 
 
-def server(comm, network=mlp, optimizer=None, servers=1, place="own", **options):
+def server(comm, network=mlp, optimizer=None, servers=1, place="dedicated", **options):
     from collectives import Communicator
     from parallel import ParameterServer
 
@@ -35,7 +35,7 @@ def server(comm, network=mlp, optimizer=None, servers=1, place="own", **options)
     )
 
 
-def downpour(comm, optimizer=None, servers=1, place="own", network=mlp, **options):
+def downpour(comm, optimizer=None, servers=1, place="dedicated", network=mlp, **options):
     from collectives import Communicator
     from parallel import Downpour
 
@@ -95,7 +95,7 @@ def test_in_step_the_servers_make_the_step_of_data_parallelism(comm, thorough):
     """Bound 0, or as long as all start warm: with SGD to 1e-12 what one process computes, wherever servers are."""
     one = nn.Trainer(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
     train(one, "mlp")
-    for servers, place in (2, "own"), (4, "workers"), *(((1, "own"), (1, "workers")) if thorough else ()):
+    for servers, place in (2, "dedicated"), (4, "workers"), *(((1, "dedicated"), (1, "workers")) if thorough else ()):
         ends = set()
         for make in (
             lambda s=servers, p=place: server(comm, servers=s, place=p, consistency="ssp:0"),
@@ -125,7 +125,7 @@ def test_what_is_applied_is_what_was_pushed(comm):
     cases = [(server, {"consistency": text}) for text in LATE]
     cases += [(downpour, {"push": 3, "fetch": 2}), (downpour, {"push": 2, "fetch": 4, "ahead": True, "warm": 2})]
     for make, options in cases:
-        for servers, place in (1, "own"), (2, "workers"):
+        for servers, place in (1, "dedicated"), (2, "workers"):
             many = make(comm, servers=servers, place=place, **options)
             start, sent = many.flat_parameters.copy(), pushed(many)
             loader = nn.Loader(dataset("mlp"), 16, seed=1, shard=many.shard, dtype=np.float64)

@@ -131,7 +131,7 @@ def test_drawn_combinations_are_what_one_process_computes(comm):
         if way == "compress" and "none" in can.compress:
             given["compress"] = "none"
         if strategy == "ps":
-            given["server_place"] = str(rng.choice(["own", "workers"]))
+            given["server_place"] = str(rng.choice(["dedicated", "workers"]))
             given["servers"] = int(rng.integers(1, 3))
         if strategy == "tensor":
             given["tensor"] = str(rng.choice(["pairs", "width", "sequence"]))

@@ -7,7 +7,7 @@ from equality import OPTIMIZERS, SEED, batches, cnn, dataset, mlp, one_process
 import nn
 
 
-def make(comm, network, method, optimizer="sgd", servers=1, place="own"):
+def make(comm, network, method, optimizer="sgd", servers=1, place="dedicated"):
     from collectives import Communicator
     from parallel import ParameterServer
     from parallel.sync import compression
@@ -17,7 +17,7 @@ def make(comm, network, method, optimizer="sgd", servers=1, place="own"):
     return ParameterServer(*arguments, compressor=compression.parse(method))
 
 
-LAYOUTS = [(1, "own"), (2, "own"), (2, "workers"), (3, "workers")]
+LAYOUTS = [(1, "dedicated"), (2, "dedicated"), (2, "workers"), (3, "workers")]
 
 
 @pytest.mark.mpi(ranks=3)
@@ -82,7 +82,7 @@ def test_what_is_not_sent_is_kept_and_dealt_to_other_workers(comm):
     state, alone = many.state_dict(), many.alone()
     assert alone is None if comm.rank else np.array_equal(alone.flat_parameters, many.flat_parameters)
     assert many.memory()["moments"] == many.flat_parameters.nbytes, "of SGD none, and the error"
-    fewer = make(comm, mlp, "topk:0.1", servers=1, place="own")
+    fewer = make(comm, mlp, "topk:0.1", servers=1, place="dedicated")
     fewer.load_state_dict(state)
     kept = lambda: fewer.sync.memories.flat["error"] if fewer.sync.is_worker else 0 * left
     np.testing.assert_allclose(comm.allreduce(kept()), left, atol=1e-15)

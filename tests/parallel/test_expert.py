@@ -207,7 +207,7 @@ def test_experts_gradients_summed_over_their_axis_would_be_wrong(comm, ranks):
     losses = one_process("top 2")[1]
     many = many_ranks(comm, "top 2")
     name = next(name for name in many.local_network.layout.specs if name.endswith(".A"))
-    many.forward_backward.add_terms(many, [name], many.forward_backward.everyone)
+    many.forward_backward.add_partial_gradients(many, [name], many.forward_backward.everyone)
     found = train(many)
     assert found[0] == pytest.approx(losses[0], rel=1e-12) and found[-1] != pytest.approx(losses[-1], rel=1e-9)
     many.close()

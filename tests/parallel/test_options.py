@@ -117,9 +117,10 @@ def test_types_come_from_annotations():
 
 def test_a_run_of_today_goes_on(tmp_path):
     """Flat keys in config.json, in any order, those of an older run missing; the facts in the manifest are flat too."""
-    earlier = {"no_pictures": True}  # which is --no-pictures today
+    earlier = {"no_pictures": True, "strategy": "ps", "server_place": "own"}  # --no-pictures, dedicated today
     (tmp_path / "config.json").write_text(json.dumps(earlier))
-    assert not parse(["--resume", str(tmp_path)]).pictures
+    found = parse(["--resume", str(tmp_path)])
+    assert (found.pictures, found.server_place) == (False, "dedicated")
     old = {name: FIELDS[name].default for name in TODAY} | {"lr": 0.25, "model": "mlp:64,10", "validation": 0.2}
     (tmp_path / "config.json").write_text(json.dumps(old))
     found = parse(["--resume", str(tmp_path), "--epochs", "31"])

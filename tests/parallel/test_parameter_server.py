@@ -32,12 +32,12 @@ from parallel.sync.push_pull import pull, push, roles, server_slices
 
 def servers_of(size, place):
     """All numbers of servers among up to 8 ranks; of more, few, half of the ranks, and all that there is room for."""
-    most = size - 1 if place == "own" else size
+    most = size - 1 if place == "dedicated" else size
     return [s for s in range(1, most + 1) if size <= 8 or s in (1, 2, size // 2, most)]
 
 
 def layouts_of(sizes):
-    return [(p, s, place) for p in sizes for place in ("own", "workers") for s in servers_of(p, place)]
+    return [(p, s, place) for p in sizes for place in ("dedicated", "workers") for s in servers_of(p, place)]
 
 
 def prove(size, servers, place, segment=2, program=push, back=pull, synchronous=True):
@@ -91,7 +91,7 @@ def test_controls_of_the_proof():
             yield from (sends, tuple(s for s in steps if s not in sends))
 
     with pytest.raises(AssertionError):
-        prove(3, 1, "own", program=forgetful)
+        prove(3, 1, "dedicated", program=forgetful)
     with pytest.raises(Deadlock):
         prove(3, 3, "workers", program=in_turn)
 
@@ -114,10 +114,10 @@ def test_bad_layouts_are_refused_by_name():
     with pytest.raises(
         ValueError, match="3 parameter servers on 3 ranks: there is room for at most 2 beside one worker"
     ):
-        roles(3, 3, "own")
+        roles(3, 3, "dedicated")
     with pytest.raises(ValueError, match="4 parameter servers on 3 ranks"):
         roles(3, 4, "workers")
-    with pytest.raises(ValueError, match="place 'nowhere' of parameter servers: expected one of own, workers"):
+    with pytest.raises(ValueError, match="place 'nowhere' of parameter servers: expected one of dedicated, workers"):
         roles(3, 1, "nowhere")
     with pytest.raises(ValueError, match="5 servers for 60 values: slices are multiples of 16, so use at most 4"):
         server_slices(60, 5)
@@ -154,7 +154,7 @@ def test_bad_options_are_refused_by_name(options, words):
         parse(options.split())
 
 
-def make(comm, network, optimizer="momentum", servers=1, place="own", clip=0, **options):
+def make(comm, network, optimizer="momentum", servers=1, place="dedicated", clip=0, **options):
     from collectives import Communicator
     from parallel import ParameterServer
 
@@ -166,7 +166,7 @@ def make(comm, network, optimizer="momentum", servers=1, place="own", clip=0, **
 def layouts(size):
     """(servers, place) for so many ranks."""
     own = sorted({1, size // 2, size - 1} - {0})
-    return [(s, "own") for s in own] + [(s, "workers") for s in sorted({1, (size + 1) // 2, size})]
+    return [(s, "dedicated") for s in own] + [(s, "workers") for s in sorted({1, (size + 1) // 2, size})]
 
 
 @pytest.mark.mpi(ranks=[1, 2, 3], more=[4, 5], timeout=120)
@@ -189,7 +189,7 @@ def test_the_same_bits_for_any_number_of_servers_anywhere(comm):
     """Four workers: servers add in worker order, wherever they are."""
     ends = {}
     four = comm.Split(comm.rank < 4)
-    for place, servers, ranks in [("own", 1, comm), *(("workers", s, four) for s in (1, 2, 3, 4))]:
+    for place, servers, ranks in [("dedicated", 1, comm), *(("workers", s, four) for s in (1, 2, 3, 4))]:
         if place == "workers" and comm.rank == 4:
             continue
         many = make(ranks, mlp, "adam", servers, place)
@@ -198,7 +198,7 @@ def test_the_same_bits_for_any_number_of_servers_anywhere(comm):
         ends[place, servers] = many.flat_parameters.tobytes()
     if comm.rank < 4:
         assert len(set(ends.values())) == 1 and len(ends) == 5
-        assert len(set(four.allgather(ends["own", 1]))) == 1
+        assert len(set(four.allgather(ends["dedicated", 1]))) == 1
 
 
 @pytest.mark.mpi(ranks=3)
@@ -251,7 +251,7 @@ def test_memory_evaluation_and_resuming(comm):
     kept = comm.bcast({name: array.copy() for name, array in many.state_dict().items()})
     assert kept.keys() == one.state_dict().keys()
     ends = []
-    for servers, place in [(1, "own"), (1, "own"), (2, "own"), (3, "workers")]:
+    for servers, place in [(1, "dedicated"), (1, "dedicated"), (2, "dedicated"), (3, "workers")]:
         trainer = many if not ends else make(comm, cnn, "adam", servers, place)
         if ends:  # the first one goes on as if nothing had been
             trainer.load_state_dict(kept)
@@ -275,7 +275,7 @@ def test_memory_evaluation_and_resuming(comm):
 
 @pytest.mark.mpi(ranks=4)
 def test_nan_on_one_worker_is_told_by_all_before_any_update(comm):
-    for network, servers, place in [(mlp, 2, "own"), (cnn, 1, "own"), (mlp, 3, "workers")]:
+    for network, servers, place in [(mlp, 2, "dedicated"), (cnn, 1, "dedicated"), (mlp, 3, "workers")]:
         many = make(comm, network, servers=servers, place=place)
         before = {name: [each.array.copy() for each in found] for name, found in many.table.held().items()}
         n = 4 if many.sync.is_worker else 0
@@ -333,7 +333,10 @@ def test_memory_and_bytes_of_workers_and_servers(comm):
 
     network = nn.Network(nn.core.layer.Sequential(nn.Linear(480, 480, bias=False)), (480,))
     psi = network.layout.count * 4
-    for servers, place, sent, messages in [(1, "own", (1, 1, 2), (1, 1, 2)), (3, "workers", (4 / 3,) * 3, (4, 2, 2))]:
+    for servers, place, sent, messages in [
+        (1, "dedicated", (1, 1, 2), (1, 1, 2)),
+        (3, "workers", (4 / 3,) * 3, (4, 2, 2)),
+    ]:
         traffic = Traffic(Communicator(comm))
         many = ParameterServer(network, nn.CrossEntropyLoss(), nn.Adam(0.01), traffic, SEED, servers, place)
         memory = MemoryReport(many, traffic, 0)
@@ -351,5 +354,5 @@ def test_memory_and_bytes_of_workers_and_servers(comm):
         if comm.rank == 0:
             told = ", ".join(f"{times:.2f}" for times in sent)
             assert f"sent in a step by each rank: {told} Psi elements" in report
-            assert report.count("formula") == (3 if place == "own" else 1)
+            assert report.count("formula") == (3 if place == "dedicated" else 1)
         many.close()

@@ -256,7 +256,7 @@ def test_nor_on_workers_and_servers(comm):
     from parallel import ParameterServer
 
     communicator, p = Communicator(comm), comm.size
-    places = [(s, "workers") for s in {1, p - 1, p} if s] + [(s, "own") for s in {1, p - 1} if 0 < s < p]
+    places = [(s, "workers") for s in {1, p - 1, p} if s] + [(s, "dedicated") for s in {1, p - 1} if 0 < s < p]
     for model, optimizer in (("mlp", "momentum"), ("cnn", "adam"), ("transformer", "clipped")):
         want = expected(comm, model, optimizer)
         for servers, place in places:

@@ -249,7 +249,7 @@ def steps(trainer, number, batch=None):
     return losses
 
 
-LAYOUTS = [(2, 1, "workers"), (3, 1, "own"), (4, 2, "own"), (4, 3, "workers")]
+LAYOUTS = [(2, 1, "workers"), (3, 1, "dedicated"), (4, 2, "dedicated"), (4, 3, "workers")]
 
 
 @pytest.mark.mpi(ranks=[2, 3], more=[4])
@@ -267,7 +267,7 @@ def test_on_ranks_as_in_one_process(comm, tmp_path_factory):
                 optimizer = QuasiNewton(history=3)
                 return Sandblaster(network(), nn.CrossEntropyLoss(), optimizer, comm, 3, place=place, **options)
 
-            one, many = make(None, "own"), make(communicator, place)
+            one, many = make(None, "dedicated"), make(communicator, place)
             assert steps(many, 4, batch) == steps(one, 4, batch)
             state, want = many.state_dict(), one.state_dict()
             many.check_replicas()
@@ -277,7 +277,7 @@ def test_on_ranks_as_in_one_process(comm, tmp_path_factory):
                 for name, array in want.items():
                     assert np.array_equal(array, state[name]), name
             # A checkpoint continues, here and on one process.
-            for to in (make(communicator, place), make(None, "own")):
+            for to in (make(communicator, place), make(None, "dedicated")):
                 to.load_state_dict(comm.bcast(state))
                 assert to.steps == 4
                 snapshot = to.snapshot()
@@ -362,10 +362,10 @@ def test_bad_input_is_refused():
     for layer, header in ((nn.BatchNorm1d(6), "moves with every batch"), (nn.Dropout(0.5), "another function every")):
         with pytest.raises(ValueError, match=header):
             Sandblaster(nn.Network(nn.Sequential(layer, nn.Linear(6, 3)), (6,)), loss, QuasiNewton())
-    assert assign_roles(4, 1, "own") == ([1, 2], [3]) and assign_roles(4, 2, "workers") == ([1, 2, 3], [1, 2])
-    assert assign_roles(1, 3, "own") == ([0], [0, 0, 0])
+    assert assign_roles(4, 1, "dedicated") == ([1, 2], [3]) and assign_roles(4, 2, "workers") == ([1, 2, 3], [1, 2])
+    assert assign_roles(1, 3, "dedicated") == ([0], [0, 0, 0])
     with pytest.raises(ValueError, match="beside the coordinator, rank 0: 1 parameter servers on 1 ranks"):
-        assign_roles(2, 1, "own")
+        assign_roles(2, 1, "dedicated")
 
 
 def test_the_library_fits_with_it():

@@ -362,11 +362,11 @@ def test_a_run_is_continued_on_another_mesh_and_by_another_strategy(comm, shared
 @pytest.mark.mpi(ranks=4)
 def test_workers_that_cannot_be_are_refused(comm):
     for name, options, words in (
-        ("Downpour", {"place": "workers"}, "place 'own'"),
+        ("Downpour", {"place": "workers"}, "place 'dedicated'"),
         ("Downpour", {}, "beside 1 that serve"),
         ("ParameterServer", {"servers": 2}, "workers of 2 ranks: .* use consistency 'async'"),
         ("ParameterServer", {"servers": 2} | PIPELINE, "workers of 2 ranks: .* use consistency 'async'"),
-        ("Downpour", {"place": "workers"} | PIPELINE, "place 'own'"),
+        ("Downpour", {"place": "workers"} | PIPELINE, "place 'dedicated'"),
         ("Downpour", {"servers": 2, "schedule": "pipedream"} | PIPELINE, "pipedream"),
         ("Downpour", {"servers": 2, "schedule": "interleaved", "chunks": 3} | PIPELINE, "6 stages"),
     ):
@@ -377,14 +377,14 @@ def test_workers_that_cannot_be_are_refused(comm):
 @pytest.mark.parametrize(
     "options, words",
     [
-        ("downpour --mesh data=2,tensor=2 --server-place workers", "--server-place own"),
+        ("downpour --mesh data=2,tensor=2 --server-place workers", "--server-place dedicated"),
         ("downpour --mesh data=2,tensor=2 --servers 2", "beside 2"),
         ("downpour --mesh tensor=3", "beside 1"),
         ("downpour --mesh data=3", "data 3"),
         ("ps --mesh data=2,tensor=2", "schedules of whole vectors.*: use --consistency async, or ssp:S"),
         (
             "downpour --mesh data=2,pipeline=2 --server-place workers",
-            "--server-place own",
+            "--server-place dedicated",
         ),
         ("downpour --mesh data=2,pipeline=2 --servers 2", "beside 2"),
         (

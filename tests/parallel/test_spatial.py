@@ -260,7 +260,7 @@ def test_a_control_without_what_travels(comm, monkeypatch):
 
     for make, kind, place, name, instead in (
         (convolutions, "SpatialParallel", halo.Halo, "moves", property(lambda self: False, lambda self, value: None)),
-        (unnormalized, "BranchParallel", moves.Copy, "backward", lambda self, p, gy, saved, ctx: (gy, {})),
+        (unnormalized, "BranchParallel", moves.CopyTo, "backward", lambda self, p, gy, saved, ctx: (gy, {})),
     ):
         one, losses = one_process(make)
         monkeypatch.setattr(place, name, instead, raising=False)

@@ -184,7 +184,7 @@ class Asynchronous(LocalUpdate, ServerRoles):
         if isinstance(total, UnevenTotal) and set(self.hosts) & set(self.workers):
             raise ValueError(
                 "join lets ranks wait for each other between steps, and a server on a worker answers nobody meanwhile: "
-                "give servers ranks of their own (place='own'), or train synchronously"
+                "give servers ranks of their own (place='dedicated'), or train synchronously"
             )
         if self.synchronized:
             if self.is_server:
