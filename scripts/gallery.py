@@ -33,6 +33,8 @@ RUNS = {
     "dp": ["--ranks", "2", "--strategy", "dp", "--epochs", "2", "--timeline"],
     "ssp": ["--ranks", "3", "--strategy", "ps", "--consistency", "ssp:3", "--epochs", "6", "--model", "mlp:64,100,10"],
     "pipeline": ["--ranks", "2", "--strategy", "pipeline", "--pipeline", "1f1b:micro=6", "--epochs", "2", "--timeline"],
+    "zero1": ["--ranks", "4", "--strategy", "zero1", "--mesh", "data=2,tensor=2", "--epochs", "1", "--memory"]
+    + ["--optimizer", "adam", "--model", "mlp:64,30,20,10"],
 }
 
 
@@ -380,6 +382,7 @@ PICTURES: dict[str, Callable] = {
     "breakdown_master.png": partial(of_run, "dp", "breakdown.png"),
     "timeline_pipeline.png": partial(of_run, "pipeline", "pipeline.png"),
     "staleness.png": partial(of_run, "ssp", "staleness.png"),
+    "placement.png": partial(of_run, "zero1", "placement.png"),
     "weights.png": partial(of_run, "ddp", "inspection/weights.png"),
     "activations.png": partial(of_run, "ddp", "inspection/activations.png"),
     "gradients.png": partial(of_run, "ddp", "inspection/gradients.png"),

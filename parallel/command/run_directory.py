@@ -23,7 +23,7 @@ from parallel.settings import OptionError
 
 LEFT = (  # what a run leaves to look at
     *("result.json", "metrics.jsonl", "curves.png", "breakdown.png", "staleness.png", "experts.png"),
-    *("timeline.png", "pipeline.png"),
+    *("placement.png", "timeline.png", "pipeline.png"),
     *("trace.json", "recorded.goal"),
     *("inspection/", "checkpoints/", "network.npz"),
 )

@@ -35,6 +35,7 @@ from parallel.reports.staleness import Staleness, write_staleness
 from parallel.reports.timeline import Timeline, write_trace
 from parallel.run_trainer import RunTrainer
 from parallel.settings import changed, flag
+from parallel.state import placement_picture
 from parallel.state.sharded_checkpoints import ShardedCheckpoints
 from parallel.strategies import STRATEGIES, axes, build_trainer
 from parallel.strategies.auto import AUTO
@@ -200,6 +201,7 @@ def run_attempt(options: Options, parts: Parts, written: Callable[[], object], l
     events = timeline.merge() if timeline else []
     alone = trainer.alone() if options.inspect else None  # every rank: sharded strategies gather here
     memory_table = memory.report() if memory else ""  # before pictures take memory of their own
+    held = placement_picture.held_by_ranks(trainer.table) if memory and world and options.pictures else []
     if rank == 0:
         if not (out / "config.json").exists():
             say(f"warning: {out}/ was renamed or removed while the run trained: what was written since is in a new one")
@@ -211,6 +213,9 @@ def run_attempt(options: Options, parts: Parts, written: Callable[[], object], l
                 write_curves(training.history, out / "curves.png")
                 write_staleness(training.history, out / "staleness.png")
                 write_figure(draw_breakdown(breakdown.table), out / "breakdown.png")
+                if held:
+                    count = trainer.network.layout.count
+                    write_figure(placement_picture.draw_placement(held, trainer.name, count), out / "placement.png")
                 if any(record.get("experts") for record in training.history):
                     write_figure(pictures.expert_load(training.history), out / "experts.png")
         if events:

@@ -7,6 +7,7 @@
 | fragments.py | fragments of arrays, as ranks hold and write them, and the whole arrays that they make |
 | placed.py | a row of the table of a trainer's arrays: Replicate, Shard, Partial |
 | table.py | the table: gather, load, snapshot, digest, bytes, checkpoints, written once |
+| placement_picture.py | who holds what |
 | sharded_checkpoints.py | checkpoints of one file for each rank |
 | checkpoint_writer.py | who writes them: one rank, or all, at once or on threads |
 """

@@ -185,7 +185,7 @@ class Served(ServerRoles):
         if self.is_server:
             own = (Range(self.own_slice.start, self.own_slice.stop, 0),)
             yield PlacedArray("param", "parameters", self.held, layout, shard, own)
-            yield PlacedArray("", "gradients", self.sums, layout, shard)
+            yield PlacedArray("", "gradients", self.sums, layout, shard, own)
             for name, slot in self.slots.items():
                 yield PlacedArray(f"optimizer/{name}", "moments", slot, layout, shard, own)
         if self.is_worker:

@@ -234,7 +234,8 @@ class ShardedOptimizer(GradientSync):
             start = min(unit.start + rank * unit.block, unit.stop)
             blocks.append(Range(start, min(start + unit.block, unit.stop), unit.at))
         yield from self.placed_parameters(tuple(blocks))
-        yield PlacedArray("", "gradients", self.gradients, self.layout, self.gradient_placement)
+        own = tuple(blocks) if isinstance(self.gradient_placement, Shard) else self.whole_units()
+        yield PlacedArray("", "gradients", self.gradients, self.layout, self.gradient_placement, own)
         for name, slot in self.slots.items():
             yield PlacedArray(f"optimizer/{name}", "moments", slot, self.layout, Shard(count), tuple(blocks))
         yield from in_transit(self.block, *self.unit_memory(), *(tree.sums for tree in self.trees))
@@ -244,9 +245,12 @@ class ShardedOptimizer(GradientSync):
         count, rank, layout = self.mesh.count, self.mesh.rank, self.layout
         pairs = list(zip(blocks, self.units, strict=True))
         own = tuple(r._replace(at=count * r.at + rank * unit.block) for r, unit in pairs)
-        whole = tuple(Range(unit.start, unit.stop, count * unit.at) for unit in self.units)
         yield PlacedArray("param", "", self.parameters, layout, Shard(count), own)
-        yield PlacedArray("param", "parameters", self.parameters, layout, ranges=whole, copy=True)
+        yield PlacedArray("param", "parameters", self.parameters, layout, ranges=self.whole_units(), copy=True)
+
+    def whole_units(self) -> tuple[Range, ...]:
+        """Return where all elements lie in a buffer of whole units."""
+        return tuple(Range(unit.start, unit.stop, self.mesh.count * unit.at) for unit in self.units)
 
     def unit_memory(self) -> Iterable[np.ndarray]:
         """Buffers in which units take turns."""

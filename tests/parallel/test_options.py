@@ -15,6 +15,7 @@ from parallel.command.options import FIELDS, TOPICS, TYPES, Options, names_of, o
 from parallel.command.parsing import help_text, parse, parser
 from parallel.launch.blas import THREADS
 from parallel.settings import OptionError, flag
+from parallel.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
 # What config.json files, TOML files and manifests have: none of these names may go, all stand at the top of the file.
@@ -75,6 +76,14 @@ def test_help_is_short_and_help_of_all_topics_is_complete():
     for name in everyday:
         metadata = FIELDS[name[2:].replace("-", "_")].metadata
         assert " ".join(metadata["help"].split())[:40] in " ".join(help_text().split())
+
+
+def test_help_of_strategies_has_the_compression_that_each_declares():
+    described = dict(text.split(":", 1) for text in help_text("strategies").strip().split("\n\n"))
+    for name, strategy in STRATEGIES.items():
+        methods = ", ".join(strategy.supports.compress)
+        assert (f"--compress: {methods}\n" in described[name]) == bool(methods), name
+    assert "--compress" not in described["owt"] and "--compress: none, fp16, qsgd, terngrad\n" in described["zero1"]
 
 
 @pytest.mark.parametrize(

@@ -339,7 +339,7 @@ class Asynchronous(LocalUpdate, ServerRoles):
         if self.is_server:
             server, here = self.server, (Range(self.own_slice.start, self.own_slice.stop, 0),)
             yield PlacedArray("param", "parameters", server.parameters, layout, shard, here)
-            yield PlacedArray("", "gradients", server.sums, layout, shard)
+            yield PlacedArray("", "gradients", server.sums, layout, shard, here)
             for name, slot in self.slots.items():
                 yield PlacedArray(f"optimizer/{name}", "moments", slot, layout, shard, here)
             if self.compensate:
