@@ -399,7 +399,7 @@ print(f"{socket.gethostname()} {offset.seconds:.1f}", flush=True)  # to what err
 """
 
 
-@pytest.mark.skipif(bool(netlab.why_not()), reason=str(netlab.why_not()))
+@pytest.mark.skipif(bool(netlab.reason_against()), reason=str(netlab.reason_against()))
 @pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside this Python")
 def test_clocks_across_hosts(tmp_path):
     (tmp_path / "clocks_in_the_lab.py").write_text(IN_THE_LAB)
