@@ -89,6 +89,7 @@ def option(
     everyday: bool = False,
     keys: bool = False,
     free: bool = False,
+    planned: bool = False,
     least: float | None = None,
     above: float | None = None,
     below: float | None = None,
@@ -109,11 +110,14 @@ def option(
         Whether its choices may have keys behind a colon.
     free : bool
         Whether --resume may change it: it has no influence on what is trained, or the trained state fits any value.
+    planned : bool
+        Whether --strategy auto chooses it, so that it cannot be given beside that.
     least, above, below, most : float or None
         The range of a number. Whole numbers are at least 1 unless `least` says otherwise, others at least 0.
     """
     metadata = {"help": help, "choices": choices, "metavar": metavar, "everyday": everyday, "keys": keys, "free": free}
-    return field(default=default, metadata=metadata | {"least": least, "above": above, "below": below, "most": most})
+    bounds = {"least": least, "above": above, "below": below, "most": most}
+    return field(default=default, metadata=metadata | bounds | {"planned": planned})
 
 
 def key(default, help: str, least: float = 1, most: float = math.inf):

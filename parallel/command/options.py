@@ -181,6 +181,7 @@ class MeshOptions:
         + f"; {REPLICATED}: data counts replicas, of pipeline x tensor ranks",
         metavar="AXIS=RANKS,...",
         free=True,
+        planned=True,
     )
     pipeline: str | None = option(
         None,
@@ -189,6 +190,7 @@ class MeshOptions:
         "pipedream:replicas=3/1 (pipeline: 1f1b)",
         metavar="SCHEDULE",
         free=True,
+        planned=True,
     )
     tensor: str = option(
         "pairs",
@@ -197,6 +199,7 @@ class MeshOptions:
         "or as pairs, with the layers between them divided by positions (sequence)",
         ("pairs", "width", "sequence"),
         free=True,
+        planned=True,
     )
     context: str = option(
         "ring",

@@ -33,7 +33,7 @@ from parallel.strategies.pipeline.option import arguments, schedule
 
 # ------------------------------------------------------------------------------------------------------ options alone
 
-CHOSEN_BY_AUTO = ("mesh", "pipeline", "tensor", "owt", "consistency", "delay_compensation")
+CHOSEN_BY_AUTO = [name for name, field in FIELDS.items() if field.metadata["planned"]]
 RATE_OPTIMIZERS = ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb")  # lbfgs searches for it
 MESSAGES = ("node_memory", "overlap", "bucket", "first_bucket")
 # Option -> (another one, with which values of it this one is read at all).

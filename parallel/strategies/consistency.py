@@ -21,6 +21,7 @@ class ConsistencyOptions:
         ("sync", "ssp", "async", "stale"),
         metavar="NAME[:KEYS]",
         keys=True,
+        planned=True,
     )
 
 

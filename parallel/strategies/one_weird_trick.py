@@ -48,6 +48,7 @@ class SchemeOptions:
         "how activations move from convolutions to linear layers: all samples at once (scheme A of the paper), one "
         "rank's at a time (B), a share of every rank's at a time (C), or by features",
         ("all", "turns", "shares", "features"),
+        planned=True,
     )
 
 

@@ -64,7 +64,7 @@ class CompensationOptions:
     """What is done about late gradients."""
 
     delay_compensation: bool = option(
-        False, "with ssp or async: correct gradients for updates made since they were computed (DC-ASGD)"
+        False, "with ssp or async: correct gradients for updates made since they were computed (DC-ASGD)", planned=True
     )
 
 

@@ -94,6 +94,9 @@ def test_other_options_leave_less(options):
     {
         "--mesh data=2": "--mesh is for --strategy auto to choose: leave one of them out",
         "--pipeline 1f1b": "--pipeline is for",
+        "--tensor width": "--tensor is for",
+        "--owt turns": "--owt is for",
+        "--consistency async": "--consistency is for",
         "--memory-limit much": "--memory-limit",
     }.items(),
 )
