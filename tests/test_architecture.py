@@ -34,10 +34,7 @@ RENAMED = {
     ("tests/collectives/test_window.py", "collectives.node_memory.window"),
 }
 # Folders whose `__init__` is no map yet.
-UNMAPPED = {
-    "parallel/sync", "parallel/sync/compression", "parallel/passes",
-    "parallel/strategies",
-}  # fmt: skip
+UNMAPPED = {"parallel/strategies"}
 
 
 def module_of(path: Path) -> str:

@@ -2,6 +2,17 @@
 
 `STRATEGIES` has the declaration of each by its name on the command line; declaration.py says what that is. A new
 strategy is a file with a declaration, and its entry here.
+
+| file | holds |
+|---|---|
+| data_parallel.py, zero.py | ddp; zero1, zero2, fsdp; gradient_sync.py chooses what sums their gradients |
+| parameter_server.py, downpour.py, sandblaster.py | parameter servers; consistency.py, line_search.py |
+| local_sgd.py, master_worker.py | averages now and then; one rank updates |
+| pipeline/, tensor/, tensor_parallel.py | ranks with parts of the network; replica_pass.py: of a replica |
+| one_weird_trick.py, weird_trick_pass.py | both, and activation_rounds.py, activation_transfer.py between them |
+| expert/, context/, operators/, same_samples.py | the other axes; axes.py, axis_rules.py: what --mesh says, and may |
+| declaration.py, table.py, check_strategy.py | what a strategy says, in docs/options.md, and must keep |
+| auto.py, estimate.py, join.py | --strategy auto; prices of all; batches of uneven length |
 """
 
 from __future__ import annotations

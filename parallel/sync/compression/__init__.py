@@ -12,12 +12,13 @@
 | topk:ratio, threshold:limit | sparsification.py | value and 16 bits, for those that are sent | error |
 | dgc:ratio | sparsification.py | the same | momentum u, velocity v |
 | powersgd:rank | low_rank.py | rank (rows + columns) numbers a matrix | error, Q |
+
+base.py has what they share, compressed.py the sums, packing.py and wire.py the messages.
 """
 
 from __future__ import annotations
 
-from nn.registry import from_text
-from parallel.sync.compression.base import Compressor
+from parallel.sync.compression.base import Compressor, parse
 from parallel.sync.compression.dense import Dense
 from parallel.sync.compression.half import Half
 from parallel.sync.compression.low_rank import PowerSGD
@@ -39,16 +40,3 @@ __all__ = [
     "TopK",
     "parse",
 ]
-
-
-def parse(text: str) -> Compressor:
-    """A compressor from the command line: NAME[:NUMBER][,KEY=NUMBER...], such as "topk:0.01" or "dgc:0.001,clip=5".
-
-    NUMBER is the method's first parameter, the others go by their names.
-
-    Raises
-    ------
-    ValueError
-        An unknown method or key, or a number out of range; the message says what there is.
-    """
-    return from_text("compressor", text)

@@ -18,6 +18,7 @@ import numpy as np
 
 from nn.core.layout import Region
 from nn.optim.optimizers import Optimizer
+from nn.registry import from_text
 
 
 @dataclass(eq=False)
@@ -117,3 +118,16 @@ class Compressor:
         if name not in self._scratch:
             self._scratch[name] = np.zeros(self.length, dtype)
         return self._scratch[name]
+
+
+def parse(text: str) -> Compressor:
+    """A compressor from the command line: NAME[:NUMBER][,KEY=NUMBER...], such as "topk:0.01" or "dgc:0.001,clip=5".
+
+    NUMBER is the method's first parameter, the others go by their names.
+
+    Raises
+    ------
+    ValueError
+        An unknown method or key, or a number out of range; the message says what there is.
+    """
+    return from_text("compressor", text)
