@@ -160,9 +160,8 @@ class DistributedTrainer(RunTrainer):
             suspects, self.suspects = self.suspects or computed, []
             raise self.bad_step(loss, suspects)
         if overflowed:
-            self.buffers[:] = self.buffers_before
             sync.barrier("the step that is skipped")  # others may still read what the next one writes
-        self.end_step(overflowed)  # the step counts once nothing can fail: ranks that survive begin from the count
+        self.end_step(overflowed)  # updates; a step counts once nothing can fail: ranks that survive begin from it
         return loss
 
     def compute_gradients(self, x: np.ndarray, y: np.ndarray, total: int, micro: Samples, before: float = 0.0) -> float:
