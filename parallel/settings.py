@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import ClassVar
 
 LONGEST_WORD, LONGEST_MESSAGE = 300, 2000  # characters
@@ -134,8 +135,11 @@ class Keys:
     def __post_init__(self):
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if isinstance(entry.default, bool | str):
                 continue
+            kind, what = (Integral, "a whole number") if isinstance(entry.default, int) else (Real, "a number")
+            if isinstance(value, bool) or not isinstance(value, kind):
+                raise TypeError(f"{self.name}: {entry.name} must be {what}, given {value!r:.80}")
             least, most = entry.metadata["least"], entry.metadata["most"]
             refuse(
                 not least <= value <= most,

@@ -23,6 +23,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from collectives.steps import chunk
+from nn.arguments import SIZE
 from nn.core.network import Network
 from nn.optim.clipping import ClipValue
 from nn.optim.optimizers import LAMB, LARS, Optimizer
@@ -57,7 +58,7 @@ class VirtualShards(ForwardBackward):
     fixed = True
 
     def __init__(self, shards: int):
-        self.shards = shards
+        self.shards = SIZE("shards", shards)
 
     def start(self, mesh, network):
         refuse_synchronized(network)

@@ -44,7 +44,7 @@ class Consistency(Keys):
         "stale": {"bound": int},
     }
     name: str = key("sync", "")
-    bound: float = key(0, "", least=0)
+    bound: float = key(0.0, "", least=0)
     ahead: bool = key(False, "")
 
     @classmethod

@@ -178,12 +178,13 @@ def StaleDataParallel(
     2
     >>> trainer.close()
     """
+    from nn.arguments import COUNT
     from parallel.mesh import Mesh
     from parallel.passes.forward_backward import ForwardBackward
     from parallel.sync.stale import Stale
     from parallel.trainer import DistributedTrainer
 
-    refuse(delay < 0, f"gradients cannot be {delay} steps late: use at least 0")
+    COUNT("delay", delay)
     mesh = Mesh(communicator)
     mesh.agree({"delay": delay})
     if not delay:

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from collectives.failures.launch_check import nodes_of
+from nn.arguments import COUNT, NOT_NEGATIVE, Optional
 from nn.registry import lookup
 from parallel.axis import DIVIDE_NETWORK
 from parallel.mesh import Mesh
@@ -27,7 +28,7 @@ from parallel.strategies.declaration import (
     UNIT_BYTES,
 )
 from parallel.sync.base import GradientSync
-from parallel.sync.compression import Compressor
+from parallel.sync.compression.base import Compressor, check_compressor
 from parallel.sync.compression.compressed import Compressed
 from parallel.sync.fixed_tree import FixedTree
 from parallel.sync.messages import Messages, check_bucketing
@@ -75,10 +76,13 @@ def gradient_sync(
     ValueError
         What the strategies do not declare.
     TypeError
-        A mesh of one process without a communicator, but for virtual shards.
+        A mesh of one process without a communicator, but for virtual shards. What is no number, or no compressor.
     """
     buckets = {"bucket": bucket, "first_bucket": first_bucket, "overlap": overlap}
     check_bucketing(**buckets)
+    check_compressor(compressor)
+    NOT_NEGATIVE("unit_bytes", unit_bytes)
+    Optional(COUNT)("prefetch", prefetch)
     if node_memory not in NODE_MEMORY:
         raise ValueError(f"node_memory {node_memory!r}: expected one of {', '.join(NODE_MEMORY)}")
     if stage not in (0, 1, 2, 3):

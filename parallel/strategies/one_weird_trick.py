@@ -97,13 +97,12 @@ def OneWeirdTrick(
     from parallel.mesh import Mesh
     from parallel.strategies.weird_trick_pass import WeirdTrick
     from parallel.sync.base import GradientSync
-    from parallel.sync.messages import BUCKETING
+    from parallel.sync.messages import BUCKETING, check_bucketing
     from parallel.trainer import DistributedTrainer
 
-    mesh, forward_backward = (
-        Mesh(communicator, tensor=communicator.size),
-        WeirdTrick(loss, scheme, bucketing or BUCKETING),
-    )
+    bucketing = BUCKETING | (bucketing or {})
+    check_bucketing(**bucketing)
+    mesh, forward_backward = Mesh(communicator, tensor=communicator.size), WeirdTrick(loss, scheme, bucketing)
     return DistributedTrainer(network, loss, optimizer, mesh, forward_backward, GradientSync(), seed, "OneWeirdTrick")
 
 

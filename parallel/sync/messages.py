@@ -20,9 +20,11 @@ al. 2020.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from itertools import pairwise
+from numbers import Real
 from statistics import median
 
 from mpi4py import MPI
@@ -39,8 +41,8 @@ def check_bucketing(bucket: float, first_bucket: float, overlap: str) -> None:
     """Refuse what no buckets can be made of."""
     if overlap not in OVERLAPS:
         raise ValueError(f"overlap {overlap!r}: expected one of {', '.join(OVERLAPS)}")
-    if not (bucket > 0 and first_bucket > 0):
-        raise ValueError(f"buckets must hold more than 0 MiB, given {bucket} and {first_bucket} for the first")
+    if not all(isinstance(size, Real) and 0 < size < math.inf for size in (bucket, first_bucket)):
+        raise ValueError(f"buckets must hold more than 0 MiB, given {bucket!r} and {first_bucket!r} for the first")
 
 
 def bucket_slices(ends: Iterable[int], total: int, first: int, rest: int) -> list[slice]:

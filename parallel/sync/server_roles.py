@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parallel.sync.base import GradientSync
-from parallel.sync.compression.base import Compressor
+from parallel.sync.compression.base import Compressor, check_compressor
 from parallel.sync.compression.compressed import CompressedReduceScatter, Memories
 from parallel.sync.push_pull import roles, server_slices
 
@@ -39,6 +39,7 @@ class ServerRoles(GradientSync):
     """
 
     def __init__(self, size: int, servers: int, place: str, compressor: Compressor | None = None):
+        check_compressor(compressor)
         self.workers, self.hosts = roles(size, servers, place)
         self.place, self.compressor = place, compressor
 

@@ -1,5 +1,6 @@
 """Data parallelism computes what one process computes: to 1e-12 after 5 steps, bit-equal on all ranks."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -549,6 +550,32 @@ def test_what_cannot_be_is_refused(comm, nodes):
         distributed(comm, mlp(), node_memory="on")
     with pytest.raises(nn.data.BatchTooSmall):
         nn.Loader(dataset("mlp"), 1, shard=(comm.rank, 2))
+
+
+WRONG_KINDS = {
+    ("DistributedDataParallel", "shards"): (-1, 2.5),
+    ("DistributedDataParallel", "bucket"): ("25", math.inf),
+    ("DistributedDataParallel", "compressor"): ("topk:0.1",),
+    ("ParameterServer", "compressor"): ("topk:0.1",),
+    ("ZeRO1", "unit_bytes"): ("1MiB", -1),
+    ("FullyShardedDataParallel", "prefetch"): (-1, 1.5),
+    ("StaleDataParallel", "delay"): (-1, 1.5),
+    ("LocalSGD", "every"): ("8", 1.5, True),
+    ("Downpour", "push"): (0, 1.5),
+    ("OneWeirdTrick", "bucketing"): ({"bucket": 0},),
+}
+
+
+@pytest.mark.mpi(ranks=2)
+@pytest.mark.parametrize("strategy_name, argument", WRONG_KINDS)
+def test_what_is_no_such_number_is_refused_by_the_argument_s_name(comm, strategy_name, argument):
+    import parallel
+    from collectives import Communicator
+
+    for value in WRONG_KINDS[strategy_name, argument]:
+        given = mlp(), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"](), Communicator(comm)
+        with pytest.raises((TypeError, ValueError), match=f"{argument.removesuffix('ing')}.* must .*given"):
+            getattr(parallel, strategy_name)(*given, **{argument: value})
 
 
 @pytest.mark.mpi(ranks=3)

@@ -412,7 +412,7 @@ def test_what_cannot_run_is_refused_on_every_rank(comm):
     refused("micro_batches", micro_batches=2.5)
     refused("chunks", schedule="interleaved", chunks=1.5)
     refused("pipedream updates after each micro-batch, and has no flush: use parallel.PipeDream", schedule="pipedream")
-    refused("overlap 'x': expected one of auto", bucketing={"bucket": 1.0, "first_bucket": 1.0, "overlap": "x"})
+    refused("overlap 'x': expected one of auto", bucketing={"overlap": "x"})
     refused("data:", data=0)
     refused("tensor:", tensor=-2)
     refused("expected a name, a generator function, or rows of actions, given 3", schedule=3)

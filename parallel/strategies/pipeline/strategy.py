@@ -184,7 +184,7 @@ def PipeDream(
     from parallel.trainer import DistributedTrainer
 
     check_counts(mini_batches=mini_batches)
-    bucketing = bucketing or BUCKETING
+    bucketing = BUCKETING | (bucketing or {})
     check_bucketing(**bucketing)
     mesh = Mesh(communicator, data=1, pipeline=communicator.size)
     forward_backward = PipeDreamPass(mini_batches, cuts, vertical_sync, limit, replicas)

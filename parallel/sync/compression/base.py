@@ -131,3 +131,12 @@ def parse(text: str) -> Compressor:
         An unknown method or key, or a number out of range; the message says what there is.
     """
     return from_text("compressor", text)
+
+
+def check_compressor(given: object) -> None:
+    """Refuse what is neither a compressor nor None, such as the text that the command line takes."""
+    if not isinstance(given, Compressor | None):
+        raise TypeError(
+            f"compressor must be one such as TopK(0.01), or None, given {given!r:.80}: "
+            "parallel.sync.compression.parse makes one of a text"
+        )
