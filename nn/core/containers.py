@@ -242,7 +242,7 @@ class Recompute(Wrapper):
         y, _ = as_pair(self.layer.forward(p, x, ctx), ctx)
         mixed = ctx.network_context.mixed_precision
         expected = y.copy() if ctx.unchecked and not mixed else None  # mixed: the second is given x as float16
-        return y, (mixed.keep(x, y) if mixed else x, replace(ctx.micro_batch, deferred=None), expected)
+        return y, (mixed.keep(x, y, x) if mixed else x, replace(ctx.micro_batch, deferred=None), expected)
 
     def backward(self, p, gy, saved, ctx):
         x, micro_batch, expected = saved

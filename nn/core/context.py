@@ -304,7 +304,7 @@ class LayerContext:
         else:
             y, saved = self.layer.forward(p, x, self)
         if mixed and not self.children:
-            saved = mixed.keep(saved, y)
+            saved = mixed.keep(saved, y, x)
         if context.after_forward:
             context.after_forward(self.path, self.layer, y)
         return y, saved

@@ -38,7 +38,7 @@ which take the children's gradients; it has no parameters of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -113,6 +113,11 @@ class Layer(Configured):
     channelwise : bool
         Whether each channel (index of the last axis) of y is made of that channel of x alone, whatever their number:
         then a layer may be given some of them.
+    takes_maxima : bool
+        Whether each element of y is the largest of some elements of x.
+    keeps_maxima : bool
+        Whether it is elementwise, and the largest of some outputs is the output for the largest input, with the same
+        dLoss/dx. A Sequential runs a following layer that `takes_maxima` first, which leaves this one less to do.
     synchronized : bool
         Whether it takes statistics over a group that shares a batch, so that every member has to take part.
     updates_without_samples : bool
@@ -135,7 +140,7 @@ class Layer(Configured):
 
     output = gradient = "kept"
     ids = False
-    channelwise = synchronized = updates_without_samples = False
+    channelwise = takes_maxima = keeps_maxima = synchronized = updates_without_samples = False
 
     def __setattr__(self, name: str, value: object) -> None:
         if "_fixed" in self.__dict__ and not callable(getattr(type(self), name, None)):
@@ -236,36 +241,51 @@ class Sequential(Layer):
 
     @cached_property  # containers ask at each step, and layers of a network do not change
     def output(self) -> str:
-        return last_kind(layer.output for layer in reversed(self.layers))
+        return last_kind(self.layers[i].output for i in reversed(self.order))
 
     @cached_property
     def gradient(self) -> str:
         return last_kind(layer.gradient for layer in self.layers)
 
+    @cached_property
+    def order(self) -> Sequence[int]:
+        """Positions of the layers in the order in which they run: MaxPool2d before ReLU, for instance.
+
+        Where somebody watches the outputs (`NetworkContext.after_forward`), they run as they are written.
+        """
+        order = list(range(len(self.layers)))
+        for i, after in enumerate(self.layers[1:]):
+            if after.takes_maxima and self.layers[order[i]].keeps_maxima:
+                order[i : i + 2] = i + 1, order[i]
+        return order
+
     def plan(self, ctx: LayerContext) -> None:
-        """Tell each child whether it is first, and which arrays it may overwrite."""
-        free = ctx.may_overwrite_input
-        for layer, child in zip(self.layers, ctx.children, strict=True):
-            child.may_overwrite_input = free
-            free = {"new": True, "kept": False, "view": free}[layer.output]
-        free = ctx.may_overwrite_grad
-        for layer, child in zip(reversed(self.layers), reversed(ctx.children), strict=True):
-            child.may_overwrite_grad = free
-            free = {"new": True, "kept": False, "view": free}[layer.gradient]
+        """Tell each child whether it is first, and which arrays it may overwrite, in both orders."""
+        for child in ctx.children:
+            child.may_overwrite_input = child.may_overwrite_grad = True
+        for order in (range(len(self.layers)), self.order):
+            free = ctx.may_overwrite_input
+            for i in order:
+                ctx.children[i].may_overwrite_input &= free
+                free = {"new": True, "kept": False, "view": free}[self.layers[i].output]
+            free = ctx.may_overwrite_grad
+            for i in reversed(order):
+                ctx.children[i].may_overwrite_grad &= free
+                free = {"new": True, "kept": False, "view": free}[self.layers[i].gradient]
         start = ctx.children[0].end if ctx.children else ctx.end
         for child in ctx.children:  # the layers up to and with the first that has parameters
             child.is_first = ctx.is_first and child.end == start
 
     def forward(self, p, x, ctx):
-        saved = []
-        for views, child in zip(p, ctx.children, strict=True):
-            x, saved_by_child = child.forward(views, x)
+        saved, order = [], range(len(self.layers)) if ctx.network_context.after_forward else self.order
+        for i in order:
+            x, saved_by_child = ctx.children[i].forward(p[i], x)
             saved.append(saved_by_child)
-        return x, saved
+        return x, [*saved, order]
 
     def backward(self, p, gy, saved, ctx):
-        for views, child in zip(reversed(p), reversed(ctx.children), strict=True):
-            gy = child.backward(views, gy, saved.pop())  # popped: its memory can serve the layers below
+        for i in reversed(saved.pop()):
+            gy = ctx.children[i].backward(p[i], gy, saved.pop())  # popped: its memory can serve the layers below
             if gy is None:
                 break
         return gy, {}
@@ -294,7 +314,8 @@ def check_layers(container: str, *layers: Layer) -> None:
 
 KINDS, TRUTHS = ("kept", "new", "view"), (False, True)
 DECLARED = {"output": KINDS, "gradient": KINDS}
-DECLARED |= dict.fromkeys(("ids", "channelwise", "synchronized", "updates_without_samples"), TRUTHS)
+DECLARED |= dict.fromkeys(("ids", "channelwise", "takes_maxima", "keeps_maxima"), TRUTHS)
+DECLARED |= dict.fromkeys(("synchronized", "updates_without_samples"), TRUTHS)
 
 
 def check_tree(root: Layer) -> None:

@@ -79,10 +79,13 @@ class MixedPrecision:
         self.halves[id(x)] = weakref.ref(x), weakref.ref(self.taken)
         return x
 
-    def keep(self, saved: Any, y: np.ndarray) -> Any:
-        """Return what a layer with the output y has saved, activations as float16; one that two save stays one."""
+    def keep(self, saved: Any, y: np.ndarray, x: np.ndarray) -> Any:
+        """Return what a layer has saved that made y of x, activations as float16; one that two save stays one."""
         if not self.training:
             return saved
+        half, whole = self._half_of(x), y.size == x.size and x.flags.c_contiguous and y.flags.c_contiguous
+        if half is not None and whole and np.may_share_memory(x, y):  # in another shape, such as Flatten's
+            self.halves[id(y)] = weakref.ref(y), weakref.ref(half)
         least = min(2, y.shape[-1])  # of an output of one channel, an activation has one number a row, too
         return _map_arrays(saved, lambda array: self._kept(array, least))
 
@@ -123,12 +126,16 @@ class MixedPrecision:
 
     def _packed(self, array: np.ndarray) -> np.ndarray:
         """An activation as float16: the array that was made of it before, if there is one."""
-        known, packed = self.halves.get(id(array), (None, None))
-        if known is not None and known() is array and (half := packed()) is not None:
-            return half
-        half = self.pack(array)
-        self.halves[id(array)] = weakref.ref(array), weakref.ref(half)
-        return half
+        half = self._half_of(array)
+        if half is None:
+            half = self.pack(array)
+            self.halves[id(array)] = weakref.ref(array), weakref.ref(half)
+        return half if half.shape == array.shape else half.reshape(array.shape)
+
+    def _half_of(self, array: np.ndarray) -> np.ndarray | None:
+        """Return the float16 that was made of an activation before, or of the array that it is a view of."""
+        known, half = self.halves.get(id(array), (None, None))
+        return half() if known is not None and known() is array else None
 
     def _is_batch(self, array: np.ndarray) -> bool:
         """Return whether an array is the batch, or shares memory with it."""

@@ -95,6 +95,8 @@ class ReLU(Activation):
     [[0.0, 0.0, 2.0]]
     """
 
+    keeps_maxima = True  # outputs are equal where inputs differ at 0 only, where the slope is 0
+
     def forward(self, p, x, ctx):
         y = x.clip(0, math.inf, ctx.reuse_input(x))  # vectorised for scalar bounds, which np.maximum is not
         return y, y

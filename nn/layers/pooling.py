@@ -81,6 +81,8 @@ class MaxPool2d(_Windows):
     (4, 4, 3)
     """
 
+    takes_maxima = True
+
     def forward(self, p, x, ctx):
         out = self.out_size(x.shape[1:3])
         y = ctx.empty((len(x), *out, x.shape[3]), x.dtype)
@@ -90,7 +92,7 @@ class MaxPool2d(_Windows):
         side_by_side = ctx.workspace("values", y.shape, x.dtype)  # contiguous, as it is read twice
         for k, values in enumerate(self._offset_views(self._reachable(x, out, ctx), out)):
             if k == 0:
-                y[...] = values
+                copy_runs(y, values)
                 winner[...] = 0
                 continue
             copy_runs(side_by_side, values)
@@ -272,7 +274,7 @@ class GlobalMaxPool2d(Layer):
     """
 
     output = gradient = "new"
-    channelwise = True
+    channelwise = takes_maxima = True
 
     def specs(self, in_shape):
         check_image(in_shape)

@@ -20,6 +20,7 @@ from nn.layers.attention import MultiHeadAttention, TransformerBlock
 from nn.layers.dense import Linear, TiedLinear
 from nn.layers.dropout import Dropout
 from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions
+from nn.layers.pooling import GlobalMaxPool2d, MaxPool2d
 from nn.layers.reshaping import Flatten, Reshape
 from nn.losses import CrossEntropyLoss
 from nn.optim.optimizers import SGD
@@ -187,6 +188,34 @@ def test_every_layer_is_watched():
     ctx.network_context.after_forward = lambda path, layer, y: seen.append(path)
     network.forward(network.layout.views(network.layout.zeros(np.float64)), sample(), ctx)
     assert seen == ["0.body", "0", "1.0", "1.1.0", "1.1", "1", "2", ""]
+
+
+@pytest.mark.parametrize(
+    ("layer", "order"),
+    [
+        (Sequential(Linear(2, 3), ReLU(), MaxPool2d(2)), [0, 2, 1]),
+        (Sequential(ReLU(), MaxPool2d(3, 2, 1), GlobalMaxPool2d(), Linear(2, 3)), [1, 2, 0, 3]),
+        (Sequential(Linear(2, 3), ReLU(), MaxPool2d(2), LogSoftmax()), [0, 2, 1, 3]),  # it must not overwrite ReLU's y
+        (Residual(Sequential(Linear(2, 2), ReLU(), MaxPool2d(1))), [0, 2, 1]),  # nor must the sum
+        (Sequential(Linear(2, 3), Tanh(), MaxPool2d(2)), [0, 1, 2]),
+    ],
+    ids=repr,
+)
+def test_a_maximum_is_taken_before_a_relu_unless_outputs_are_watched(layer, order):
+    """Same bits either way, of ties and of windows without a positive value too."""
+    ran, shapes, x = [], {}, np.round(sample((3, 6, 6, 2)))
+
+    def note(ctx):
+        ctx.network_context.before_layer = lambda child: ran.append(child)
+
+    def watch(ctx):
+        ctx.network_context.after_forward = lambda path, layer, y: shapes.update({path: y.shape})
+
+    plain, watched = one_pass(layer, x, setup=note), one_pass(layer, x, setup=watch)
+    assert [int(child.path[-1]) for child in ran if not child.children][: len(order)] == order
+    assert all(shapes[path] == (3, *out) for path, _, _, out in plain.network.layers())
+    assert np.array_equal(plain.y, watched.y) and np.array_equal(plain.gx, watched.gx)
+    assert all(np.array_equal(plain.g[name], watched.g[name]) for name in plain.g)
 
 
 def test_bad_values_are_traced_through_containers():

@@ -99,6 +99,17 @@ def test_what_is_kept_takes_half_the_memory(model, in_shape):
     assert 0.5 <= sizes["mixed"] / sizes["float32"] < 0.52, sizes
 
 
+def test_a_view_in_another_shape_is_the_same_float16_and_a_transposed_one_is_not():
+    mixed, x = MixedPrecision(MemoryPool()), np.random.default_rng(0).standard_normal((4, 6), np.float32)
+    mixed.begin(None, training=True)
+    kept, flat, turned = mixed.keep(x, x + 1, x), x.reshape(2, 12), x.T
+    for y in flat, turned:
+        mixed.keep(None, y, x)
+    flat, turned = (mixed.keep(y, y, x) for y in (flat, turned))
+    assert np.shares_memory(flat, kept) and np.array_equal(flat, kept.reshape(2, 12))
+    assert np.array_equal(turned, kept.T)
+
+
 def test_the_pool_of_a_deep_network_needs_less():
     """The memory of whole steps, workspaces and gradients included."""
     used = {}
