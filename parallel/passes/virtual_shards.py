@@ -51,8 +51,6 @@ class VirtualShards(ForwardBackward):
     ------
     ValueError
         Synchronised statistics, which need all shards at once.
-    ReplicaError
-        If ranks were given different numbers of shards.
     """
 
     fixed = True
@@ -62,7 +60,6 @@ class VirtualShards(ForwardBackward):
 
     def start(self, mesh, network):
         refuse_synchronized(network)
-        mesh.agree({"number of virtual shards": self.shards})
         super().start(mesh, network)
         self.shard, self.addends = (*self.shard, self.shards), self.shards
         self.mine = (0, 0) if mesh.index is None else chunk(self.shards, mesh.count, mesh.index)

@@ -119,7 +119,7 @@ def DistributedDataParallel(
     OSError
         Too little memory that ranks of a node can share.
     ReplicaError
-        If ranks were given different networks, losses, optimizers, methods or numbers of shards.
+        If ranks were given different networks, losses, optimizers or other arguments.
 
     Examples
     --------

@@ -77,12 +77,17 @@ def gradient_sync(
         What the strategies do not declare.
     TypeError
         A mesh of one process without a communicator, but for virtual shards. What is no number, or no compressor.
+    ReplicaError
+        If ranks were given different ones.
     """
     buckets = {"bucket": bucket, "first_bucket": first_bucket, "overlap": overlap}
     check_bucketing(**buckets)
     check_compressor(compressor)
     NOT_NEGATIVE("unit_bytes", unit_bytes)
     Optional(COUNT)("prefetch", prefetch)
+    units = {"unit_bytes": unit_bytes, "prefetch": prefetch}
+    how = {"stage of ZeRO": stage, "compression": repr(compressor), "number of virtual shards": shards}
+    mesh.agree(how | {"node_memory": node_memory} | buckets | units)  # else they would wait in unlike collectives
     if node_memory not in NODE_MEMORY:
         raise ValueError(f"node_memory {node_memory!r}: expected one of {', '.join(NODE_MEMORY)}")
     if stage not in (0, 1, 2, 3):

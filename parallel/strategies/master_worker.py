@@ -55,8 +55,9 @@ def DataParallel(
     from parallel.sync.master import Master
     from parallel.trainer import DistributedTrainer
 
-    forward_backward, name = Dealt(VirtualShards(shards) if shards else ForwardBackward()), "DataParallel"
-    return DistributedTrainer(network, loss, optimizer, Mesh(communicator), forward_backward, Master(), seed, name)
+    forward_backward, mesh = Dealt(VirtualShards(shards) if shards else ForwardBackward()), Mesh(communicator)
+    mesh.agree({"number of virtual shards": shards})
+    return DistributedTrainer(network, loss, optimizer, mesh, forward_backward, Master(), seed, "DataParallel")
 
 
 def check(options, ranks: int | None, network, optimizer) -> None:

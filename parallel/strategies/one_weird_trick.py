@@ -103,6 +103,7 @@ def OneWeirdTrick(
     bucketing = BUCKETING | (bucketing or {})
     check_bucketing(**bucketing)
     mesh, forward_backward = Mesh(communicator, tensor=communicator.size), WeirdTrick(loss, scheme, bucketing)
+    mesh.agree({"scheme": scheme} | bucketing)
     return DistributedTrainer(network, loss, optimizer, mesh, forward_backward, GradientSync(), seed, "OneWeirdTrick")
 
 

@@ -141,7 +141,7 @@ def ParameterServer(
     from parallel.trainer import DistributedTrainer
 
     facts = f"{servers} on {place}, {consistency}{', compensated' * delay_compensation}"
-    agree(communicator, {"parameter servers": facts})
+    agree(communicator, {"parameter servers": facts, "number of virtual shards": shards})
     arguments = communicator.size, servers, place, compressor
     how = Consistency.parse(consistency, "ps", CONSISTENCIES)
     if how.name == "sync":

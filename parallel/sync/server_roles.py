@@ -57,10 +57,11 @@ class ServerRoles(GradientSync):
     def _allocate_pieces(self, maximum) -> None:
         """Make the coded pieces; `maximum` as for Compressor.encode."""
         mesh, self.memories, self.pieces = self.mesh, None, None
-        if compressor := self.compressor:
+        compressor = self.compressor
+        mesh.agree({"compression": repr(compressor)})
+        if compressor:
             compressor.check_messages(len(self.hosts))
             compressor.check(self.optimizer)
-            mesh.agree({"compression": repr(compressor)})
             arguments = self.regions, self.hosts, self.workers, self.dtype, self.seed, maximum
             self.pieces = CompressedReduceScatter(mesh.communicator, compressor, *arguments)
             sends = mesh.rank in self.workers

@@ -116,7 +116,6 @@ class ShardedOptimizer(GradientSync):
             self.trees.append(TreeSum(self.addends, len(self.numbers), self.dtype, mesh.communicator))
         if self.compressor:
             self.compressor.check(self.optimizer)
-            mesh.agree({"compression": repr(self.compressor)})
             for unit in self.units:
                 regions = [self.unit_layout.region(unit, r) for r in ranks]
                 self.pieces.append(

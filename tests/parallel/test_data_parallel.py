@@ -578,6 +578,40 @@ def test_what_is_no_such_number_is_refused_by_the_argument_s_name(comm, strategy
             getattr(parallel, strategy_name)(*given, **{argument: value})
 
 
+UNLIKE = {  # what ranks 0 and 1 are given
+    ("DistributedDataParallel", "bucket"): (1.0, 25.0),
+    ("DistributedDataParallel", "compressor"): (None, "topk:0.1"),
+    ("DistributedDataParallel", "node_memory"): ("on", "off"),
+    ("DistributedDataParallel", "overlap"): ("none", "thread"),
+    ("DistributedDataParallel", "shards"): (0, 4),
+    ("DataParallel", "shards"): (0, 4),
+    ("ZeRO1", "unit_bytes"): (1, 1 << 22),
+    ("FullyShardedDataParallel", "prefetch"): (0, 2),
+    ("TensorParallel", "stage"): (0, 1),
+    ("TensorParallel", "tensor"): (1, 2),
+    ("ParameterServer", "compressor"): (None, "topk:0.1"),
+    ("ParameterServer", "shards"): (0, 4),
+    ("Downpour", "compressor"): (None, "topk:0.1"),
+    ("OneWeirdTrick", "scheme"): ("all", "turns"),
+    ("PipeDream", "bucketing"): ({"bucket": 1.0}, None),
+}
+
+
+@pytest.mark.mpi(ranks=2)
+@pytest.mark.parametrize("strategy_name, argument", UNLIKE)
+def test_ranks_that_were_given_other_arguments_are_told_which(comm, strategy_name, argument):
+    """Else they would wait for each other in different collectives."""
+    import parallel
+    from collectives import Communicator
+    from parallel.sync.compression import parse
+
+    value = UNLIKE[strategy_name, argument][comm.rank]
+    value = parse(value) if argument == "compressor" and value else value
+    given = mlp(), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"](), Communicator(comm, watch=PATIENCE)
+    with pytest.raises(parallel.ReplicaError, match=f"disagree on .*{argument[:6]}.*: rank 0: .*, rank 1: "):
+        getattr(parallel, strategy_name)(*given, **{argument: value})
+
+
 @pytest.mark.mpi(ranks=3)
 def test_a_nan_is_told_by_all_before_the_update(comm):
     """Which rank, which layer, which samples of the batch and of the data set."""

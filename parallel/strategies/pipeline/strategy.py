@@ -187,6 +187,7 @@ def PipeDream(
     bucketing = BUCKETING | (bucketing or {})
     check_bucketing(**bucketing)
     mesh = Mesh(communicator, data=1, pipeline=communicator.size)
+    mesh.agree(bucketing)
     forward_backward = PipeDreamPass(mini_batches, cuts, vertical_sync, limit, replicas)
     return DistributedTrainer(
         network, loss, optimizer, mesh, forward_backward, WeightStashing(bucketing), seed, "PipeDream"

@@ -43,7 +43,6 @@ class Compressed(GradientSync):
 
     def allocate(self):
         self.compressor.check(self.optimizer)
-        self.mesh.agree({"compression": repr(self.compressor)})
         super().allocate()
         self.compressor.attach(self.region, self.dtype, self.seed, (self.mesh.index, self.mesh.count))
         self.memories = Memories(self.mesh, self.layout, self.compressor.memory, self.compressor.shared)
