@@ -457,7 +457,7 @@ def test_what_cannot_be_is_refused(comm):
     refused("LocalSGD", "drift", drift=-1.0)
     refused("LocalSGD", "statistics over all ranks need all of them", network=cnn)
     refused("EASGD", "would overshoot each other.*at most 2 / .replicas . 1., here 0.667", alpha=0.7)
-    refused("StaleDataParallel", "gradients cannot be -1 steps late", delay=-1)
+    refused("StaleDataParallel", "delay must be at least 0, given -1", delay=-1)
     refused("StaleDataParallel", "bucket: late gradients are summed by messages", delay=1, bucket=2.0)
     refused("StaleDataParallel", "statistics over all ranks", delay=1, network=cnn)
     refused("ParameterServer", "statistics over all ranks", consistency="async", network=cnn)

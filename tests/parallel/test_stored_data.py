@@ -137,7 +137,7 @@ def test_passes_say_how_many_samples_they_compute_at_once(make):
         found = set()
         for index, one in enumerate(passes):
             one.mesh = SimpleNamespace(shard=(index, count), index=index, count=count, rank=index)
-            one.mine, one.addend = steps.chunk(5, count, index), index
+            one.shard, one.mine, one.addend = (index, count), steps.chunk(5, count, index), index
             virtual = (5,) if isinstance(one, VirtualShards) else ()
             some = data.Dataset(np.zeros((total, 1), np.float32), np.zeros(total, int))
             ((lo, hi, _),) = nn.Loader(some, max(total, count), shard=(index, count, *virtual)).step_slices()
