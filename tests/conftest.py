@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -42,6 +44,21 @@ if sys.dont_write_bytecode and os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / ".pytest_cache" / "bytecode")
 
 
+# Runs write checkpoints through to the disk, while other ranks wait for them in a busy loop: here the disk is memory,
+# where there is enough, from which programs may be started. What hosts of scripts/netlab.py share is not: `disk_path`.
+MEMORY, ENOUGH = Path("/dev/shm"), 4 << 30
+os.environ.setdefault("RINGPROP_TEST_DISK", tempfile.gettempdir())
+if (
+    "TMPDIR" not in os.environ
+    and os.access(MEMORY, os.W_OK)
+    and shutil.disk_usage(MEMORY).free > ENOUGH
+    and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+):
+    place = MEMORY / f"tests-of-ringprop-{os.getuid()}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(place)
+
+
 @contextlib.contextmanager
 def leaving_nothing():
     """At the end of this block none of the processes started in it, or by those, runs.
@@ -72,6 +89,13 @@ def _running(variable):
 def nothing_left():
     with leaving_nothing():
         yield
+
+
+@pytest.fixture
+def disk_path():
+    """As tmp_path, but never in /dev/shm, of which each host of scripts/netlab.py has its own."""
+    with tempfile.TemporaryDirectory(dir=os.environ["RINGPROP_TEST_DISK"]) as directory:
+        yield Path(directory)
 
 
 @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["some", "all"])

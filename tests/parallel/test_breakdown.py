@@ -401,10 +401,10 @@ print(f"{socket.gethostname()} {offset.seconds:.1f}", flush=True)  # to what err
 
 @pytest.mark.skipif(bool(netlab.reason_against()), reason=str(netlab.reason_against()))
 @pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside this Python")
-def test_clocks_across_hosts(tmp_path):
-    (tmp_path / "clocks_in_the_lab.py").write_text(IN_THE_LAB)
+def test_clocks_across_hosts(disk_path):
+    (disk_path / "clocks_in_the_lab.py").write_text(IN_THE_LAB)
     lab = [sys.executable, NETLAB, "run", "--hosts", "2", "--slots", "2", "--rate", "400mbit", "--"]
-    ranks = [MPIEXEC, "-n", "4", sys.executable, "-m", "mpi4py", tmp_path / "clocks_in_the_lab.py"]
+    ranks = [MPIEXEC, "-n", "4", sys.executable, "-m", "mpi4py", disk_path / "clocks_in_the_lab.py"]
     done = subprocess.run([*map(str, lab + ranks)], capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
     assert done.returncode == 0, done.stderr + done.stdout
     assert sorted(done.stdout.split("\n"))[1:] == ["h1 0.0", "h1 0.0", "h2 -12.0", "h2 -12.0"]

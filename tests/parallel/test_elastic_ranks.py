@@ -73,15 +73,15 @@ def test_others_come_in_their_place(survive, undisturbed):
 @needs_survivors
 @pytest.mark.skipif(bool(netlab.reason_against()), reason=str(netlab.reason_against()))
 @pytest.mark.parametrize(("elastic", "joined"), [more("shrink", []), ("respawn", [1])])
-def test_ranks_of_other_hosts_go_on(tmp_path, nothing_left, undisturbed, elastic, joined):
+def test_ranks_of_other_hosts_go_on(disk_path, nothing_left, undisturbed, elastic, joined):
     """Who comes in the place of another one is on the first rank's host. mpirun's exit status tells of the death.
 
     Tried again where mpirun's own daemon has crashed: on the dead rank's host it does in one case of ten ("free():
     invalid pointer"), and at times before the job is done, which ends with it.
     """
     for attempt in map(str, range(5)):
-        tmp_path.joinpath(attempt).mkdir()
-        _, said, out = run_to_death(tmp_path / attempt, 3, elastic, (0, 1, "update of step 3"), hosts=True)
+        disk_path.joinpath(attempt).mkdir()
+        _, said, out = run_to_death(disk_path / attempt, 3, elastic, (0, 1, "update of step 3"), hosts=True)
         if "PRTE has lost communication with a remote daemon" not in said:
             break
     found = assert_as_if_nothing_had_been((0, said, out), undisturbed, [1])

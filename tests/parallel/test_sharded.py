@@ -313,9 +313,9 @@ ACROSS_HOSTS = """
 
 
 @pytest.mark.skipif(bool(netlab.reason_against()), reason=str(netlab.reason_against()))
-def test_across_hosts_what_is_counted_is_what_network_cards_count(tmp_path):
+def test_across_hosts_what_is_counted_is_what_network_cards_count(disk_path):
     """Three hosts: equal to one process; counted 3 Psi less two units of six, as sent but for 2 to 8% of headers."""
-    program = tmp_path / "program.py"
+    program = disk_path / "program.py"
     program.write_text(textwrap.dedent(ACROSS_HOSTS))
     mpiexec = Path(sys.executable).with_name("mpiexec")
     ranks = [mpiexec, "-n", 3, "--map-by", "node", sys.executable, "-m", "mpi4py", program, Path(__file__).parent]

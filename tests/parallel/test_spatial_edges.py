@@ -128,9 +128,9 @@ ACROSS_HOSTS = """
 
 
 @pytest.mark.skipif(bool(netlab.reason_against()), reason=str(netlab.reason_against()))
-def test_between_hosts_rows_are_hidden_or_waited_for_as_is_faster(tmp_path):
+def test_between_hosts_rows_are_hidden_or_waited_for_as_is_faster(disk_path):
     """Equal to one process, either way; all ranks are told what was found."""
-    program, here = tmp_path / "program.py", Path(__file__).parent
+    program, here = disk_path / "program.py", Path(__file__).parent
     program.write_text(textwrap.dedent(ACROSS_HOSTS))
     python = [sys.executable, "-m", "mpi4py", program, here.parents[1], here, here.parent]  # tests/nn is not nn
     ranks = [Path(sys.executable).with_name("mpiexec"), "-n", 2, *python]

@@ -109,13 +109,13 @@ if rank == 0:
         ("2+1+1", "(2, 1, 1)"),
     ],
 )
-def test_nodes_of_any_size(layout, summed, tmp_path):
+def test_nodes_of_any_size(layout, summed, disk_path):
     """Two levels sum right, and no more crosses a cable than must; strategies compute what one process computes."""
     slots = [int(count) for count in layout.split("+")]
-    (tmp_path / "program.py").write_text(IN_THE_LAB)
+    (disk_path / "program.py").write_text(IN_THE_LAB)
     lab = [sys.executable, SCRIPTS / "netlab.py", "run", "--hosts", len(slots), "--slots", max(slots), "--"]
     hosts = ",".join(f"h{i}:{count}" for i, count in enumerate(slots, 1))
-    ranks = [MPIEXEC, "--host", hosts, "-n", sum(slots), sys.executable, "-m", "mpi4py", tmp_path / "program.py"]
+    ranks = [MPIEXEC, "--host", hosts, "-n", sum(slots), sys.executable, "-m", "mpi4py", disk_path / "program.py"]
     path = {"PYTHONPATH": f"{SCRIPTS}:{SCRIPTS.parent}"}
     done = subprocess.run(
         [*map(str, lab + ranks)], capture_output=True, text=True, timeout=PATIENCE, env=os.environ | path

@@ -34,7 +34,7 @@ def interfaces():
 
 
 @needs_a_lab
-def test_hosts_have_names_addresses_and_nothing_stays(tmp_path):
+def test_hosts_have_names_addresses_and_nothing_stays(disk_path):
     before = interfaces(), Path("/proc/mounts").read_text(), os.uname().nodename
     script = """
         hostname; cat $NETLAB/hosts
@@ -97,14 +97,14 @@ print(on("h1", "-V").wait())
 
 
 @needs_a_lab
-def test_cables_have_their_rate_and_can_be_cut(tmp_path):
+def test_cables_have_their_rate_and_can_be_cut(disk_path):
     """4 MB at 80 Mbit/s take 0.4 s; what h1 and h3 send to h2 at once shares the cable of h2 and takes twice that.
 
     The quickest of five: on a busy machine some are late.
     """
     for name, text in (("sink", SINK), ("send", SEND), ("head", HEAD)):
-        (tmp_path / f"{name}.py").write_text(text)
-    files = [tmp_path / f"{name}.py" for name in ("head", "sink", "send")]
+        (disk_path / f"{name}.py").write_text(text)
+    files = [disk_path / f"{name}.py" for name in ("head", "sink", "send")]
     files.insert(1, NETLAB)
     done = lab("run", "--hosts", 3, "--rate", "80mbit", "--", sys.executable, *files)
     assert done.returncode == 0, done.stderr
@@ -136,7 +136,7 @@ for pairs in ([("h1", "h2")], [("h1", "h4")], [("h2", "h3"), ("h1", "h4")]):
 
 
 @needs_a_lab
-def test_a_trunk_is_shared(tmp_path):
+def test_a_trunk_is_shared(disk_path):
     """4 MB at 80 Mbit/s take 0.4 s on one switch, over a trunk of 20 Mbit/s 1.6 s, and two at once 3.2.
 
     A busy machine makes that longer, nothing makes it shorter: the time of two counts from the start of the first to
@@ -145,8 +145,8 @@ def test_a_trunk_is_shared(tmp_path):
     send = SEND.replace('"h2"', "sys.argv[1]").replace("import socket", "import sys, socket")
     files = {"sink": SINK, "send": send.replace("print(time.monotonic() - start)", "print(start, time.monotonic())")}
     for name, text in (files | {"head": OVER_THE_TRUNK}).items():
-        (tmp_path / f"{name}.py").write_text(text)
-    files = [tmp_path / f"{name}.py" for name in ("head", "sink", "send")]
+        (disk_path / f"{name}.py").write_text(text)
+    files = [disk_path / f"{name}.py" for name in ("head", "sink", "send")]
     done = lab("run", "--hosts", 4, "--rate", "80mbit", "--trunk", "20mbit", "--", sys.executable, *files)
     assert done.returncode == 0, done.stderr
     times, carried = zip(*(map(float, line.split()) for line in done.stdout.splitlines()), strict=True)
@@ -187,7 +187,7 @@ def test_ranks_run_across_hosts():
 @needs_a_lab
 @needs_mpi
 @pytest.mark.exhaustive
-def test_measured_between_hosts(tmp_path):
+def test_measured_between_hosts(disk_path):
     """A cable of 80 Mbit/s takes 100 ns a byte (beyond a burst of 13 KB), far more than memory inside a host."""
     program = """
         import sys
@@ -200,20 +200,20 @@ def test_measured_between_hosts(tmp_path):
         if MPI.COMM_WORLD.Get_rank() == 0:
             network.save(sys.argv[1])
     """
-    (tmp_path / "program.py").write_text(textwrap.dedent(program))
-    ranks = [MPIEXEC, "-n", 3, sys.executable, "-m", "mpi4py", tmp_path / "program.py", tmp_path / "network.json"]
+    (disk_path / "program.py").write_text(textwrap.dedent(program))
+    ranks = [MPIEXEC, "-n", 3, sys.executable, "-m", "mpi4py", disk_path / "program.py", disk_path / "network.json"]
     done = lab("run", "--hosts", 2, "--slots", 2, "--rate", "80mbit", "--", *ranks)
     assert done.returncode == 0, done.stderr
-    network = Network.load(tmp_path / "network.json")
+    network = Network.load(disk_path / "network.json")
     assert network.ranks_per_node == 2
     assert 0.7e-7 < network.between.beta < 1.5e-7
     assert network.between.beta > 20 * network.inside.beta
 
 
 @needs_a_lab
-def test_nothing_stays_after_a_kill(tmp_path):
+def test_nothing_stays_after_a_kill(disk_path):
     mark = f"{97_000 + os.getpid() % 1000}.{time.time_ns() % 10**6}"  # seconds to sleep, found in command lines
-    script = f"$NETLAB/agent h1 'sleep {mark}' & $NETLAB/agent h2 'sleep {mark}' & touch {tmp_path}/up; wait"
+    script = f"$NETLAB/agent h1 'sleep {mark}' & $NETLAB/agent h2 'sleep {mark}' & touch {disk_path}/up; wait"
     before = interfaces()
     process = subprocess.Popen([sys.executable, str(NETLAB), "run", "--hosts", "2", "--", "sh", "-c", script])
 

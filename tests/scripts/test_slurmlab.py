@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from pathlib import Path
 
@@ -132,13 +133,14 @@ def site():
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster():
     """Two nodes, and a project's directory with the environments that the templates name."""
-    project = tmp_path_factory.mktemp("project")
-    (project / "scripts").symlink_to(SLURMLAB.parent)
-    (project / ".venv").symlink_to(sys.prefix)
-    (project / ".venv-site").symlink_to(SITE)
-    with leaving_nothing():
+    disk = os.environ["RINGPROP_TEST_DISK"]  # as of `disk_path`
+    with tempfile.TemporaryDirectory(dir=disk) as directory, leaving_nothing():
+        project = Path(directory)
+        (project / "scripts").symlink_to(SLURMLAB.parent)
+        (project / ".venv").symlink_to(sys.prefix)
+        (project / ".venv-site").symlink_to(SITE)
         cluster = Cluster(project, 2)
         yield cluster
         cluster.shell.stdin.close()
