@@ -106,14 +106,16 @@ def test_a_benchmark_that_is_interrupted_keeps_its_rows(bench, tmp_path, capsys)
     assert "argument --only: no case of engine has 'zzz' in its name" in capsys.readouterr().err
 
 
-def test_the_kinds_of_arguments(tmp_path):
+def test_the_kinds_of_arguments(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # messages are short where paths are
+    here = Path()
     assert whole(0)("0") == 0 and whole()("12") == 12 and whole(-3)("-3") == -3
     assert number()("0.5") == 0.5 and number(1, 2)("2") == 2
-    file = tmp_path / "file"
+    file = here / "file"
     assert new_file(str(file)) == str(file) and not file.exists()
     assert new_directory(str(file / "a" / "b")) and not file.exists()
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path / "nothing")
+    link = here / "link"
+    link.symlink_to("nothing")
     with pytest.raises(argparse.ArgumentTypeError, match="link is a link to nothing"):
         new_directory(str(link / "run"))
     file.touch()
@@ -121,7 +123,7 @@ def test_the_kinds_of_arguments(tmp_path):
     for read, text in (
         *((whole(), text) for text in ("0", "", "x", "1.0", "--1", "9" * 5000)),
         *((number(), text) for text in ("-1", "inf", "nan", "", "x")),
-        *((new_file, text) for text in ("", str(tmp_path), str(tmp_path / "no" / "x"), str(file / "x"))),
+        *((new_file, text) for text in ("", str(here), str(here / "no" / "x"), str(file / "x"))),
         *((new_directory, text) for text in ("", str(file), str(file / "below"), "/proc/x")),
     ):
         with pytest.raises(argparse.ArgumentTypeError, match=r"^.{1,200}$"):
