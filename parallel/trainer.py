@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from weakref import WeakMethod
 
@@ -166,6 +167,7 @@ class DistributedTrainer(RunTrainer):
 
     def compute_gradients(self, x: np.ndarray, y: np.ndarray, total: int, micro: Samples, before: float = 0.0) -> float:
         """Gradients of a micro-batch; returns its part of the mean loss and that of those `before` in this addend."""
+        sys.audit("ringprop.compute_gradients", self)
         batch, sync = self.ctx.micro_batch, self.sync
         if self.buffers.size and not micro.accumulate:
             self.buffers[:] = self.buffers_before
@@ -205,6 +207,7 @@ class DistributedTrainer(RunTrainer):
 
         All ranks are here, and refuse a batch of which they were given different sizes.
         """
+        sys.audit("ringprop.read_sums", self)
         loss, agreed, overflowed, buffers = result
         mesh = self.mesh
         if mesh.model and not self.sync.local_update:  # of the ranks that have one network together, one knows the loss
@@ -264,6 +267,7 @@ class DistributedTrainer(RunTrainer):
         return weight
 
     def update(self) -> None:
+        sys.audit("ringprop.update", self)
         self.sync.update()
 
     def rescale(self, slot, factor):
@@ -366,6 +370,7 @@ class DistributedTrainer(RunTrainer):
 
     def sum_scores(self, x, y):
         """As for Trainer (collective)."""
+        sys.audit("ringprop.sum_scores", self)
         with self.lock:
             self.show_synchronized()
             return self.forward_backward.sum_scores(self, x, y)
@@ -549,6 +554,7 @@ class DistributedTrainer(RunTrainer):
         After it `step`, `predict`, `state_dict` and all else that needs other ranks raise RuntimeError. A second
         `close` does nothing.
         """
+        sys.audit("ringprop.close", self)
         if self.closed:
             return
         self.closed = True

@@ -17,6 +17,7 @@ import pytest
 import collectives
 import nn
 import parallel
+from parallel.testing import faults
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("nn", "collectives", "parallel")
@@ -200,6 +201,13 @@ def test_import_nn_leaves_out_what_training_does_without():
 
 # Files of nn that say rank: of a member of a group, of what the user of a Loader starts, of an order.
 SAY_RANK = {"nn/core/context.py", "nn/data/loader.py"}
+
+
+def test_the_places_of_faults_are_listed():
+    raised = [
+        name for path in files().values() for name in re.findall(r'sys\.audit\("(ringprop\.\w+)', path.read_text())
+    ]
+    assert sorted(raised) == sorted(re.findall(r"^\| (ringprop\.\w+) \|", faults.__doc__, re.MULTILINE))
 
 
 def test_nn_knows_nothing_of_ranks():

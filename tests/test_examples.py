@@ -9,6 +9,7 @@ import pytest
 
 import parallel
 from nn import registry
+from parallel.testing import faults
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 import conf
@@ -63,6 +64,10 @@ def test_an_example_on_ranks_prints_what_is_shown(comm, ranks, name, tmp_path, m
     if AS_IN in examples(NAMES[name]):
         run(examples(parallel.DistributedDataParallel), "DistributedDataParallel", names)
     run(examples(NAMES[name]), name, names)
+
+
+def test_the_example_of_a_fault_raises_it():
+    run(examples(faults.inject), "inject", {"__name__": "example"})
 
 
 def test_a_wrong_example_is_seen():

@@ -487,7 +487,7 @@ def test_the_page_on_testing_shows_what_happens(tmp_path):
     for name, text in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
         (tmp_path / name).write_text(f"# {name}\n{text}")
     printed = run(tmp_path, "")
-    assert counts(printed) == {"passed": 7, "failed": 3}, printed
+    assert counts(printed) == {"passed": 8, "failed": 3}, printed
     shown, printed = (re.sub("at 0x[0-9a-f]+", "at", text) for text in (page, printed))
     for block in re.findall(r"^```text\n(_.*?)^```$", shown, re.DOTALL | re.MULTILINE):
         for line in filter(None, block.splitlines()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -238,6 +239,7 @@ def run_attempt(options: Options, parts: Parts, written: Callable[[], object], l
         sent, dense = result["bytes_sent"], result["bytes_dense"]
         say(f"{sent:,.0f} bytes on the wire a rank and step, counted; {dense:,.0f} dense ({sent / dense:.2%})")
     say(f"everything is in {out}/: {', '.join(files_in(out))} ({elapsed(started)} in all)")
+    sys.audit("ringprop.say_what_next", trainer)
     say(what_next(options))
     written()
     if world:
@@ -312,6 +314,7 @@ def finishing(checkpointing: checkpoint_callback.KeepCheckpoints):
 
 def leave_network(options: Options, parts: Parts, trainer: RunTrainer, say) -> None:
     """Write the network, for whoever uses it: scripts/predict.py, nn.load (every rank: shards are gathered)."""
+    sys.audit("ringprop.leave_network", trainer)
     file = Path(options.out) / trained_run.FILE
     try:
         nn.save(trainer, file, trained_run.about(options, parts.data))
@@ -530,6 +533,7 @@ def replica_checks(steps: int) -> nn.Callback:
 
 def resume(options: Options, trainer: RunTrainer, kept: checkpoints.Checkpoints, say) -> dict | None:
     """Load the last whole checkpoint where --resume asks for it; refuse to overwrite a run otherwise."""
+    sys.audit("ringprop.resume", trainer)
     check_checkpoints(options)
     return None if options.resume is None else load(trainer, kept, say)
 

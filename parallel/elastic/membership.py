@@ -91,6 +91,7 @@ class Membership:
 
     def agree(self, fine: bool) -> bool:
         """Return whether the attempt has succeeded for all members, and all live (collective)."""
+        sys.audit("ringprop.agree", self)
         if not fine:
             for queue in tuple(in_flight):
                 queue.abandon()
@@ -107,6 +108,7 @@ class Membership:
         TooFew
             On all of them.
         """
+        sys.audit("ringprop.recover", self)
         while True:
             living = self.root.Shrink()
             done, numbers = False, self.numbers
@@ -134,6 +136,7 @@ class Membership:
 
         If none can be started, of the living alone.
         """
+        sys.audit("ringprop.replace_ranks", self)
         missing = sorted(set(range(self.size)) - set(numbers))
         facts = self.size, self.generation + 1, [*self.lost, *missing], [*self.joined, *missing], threads()
         come = replacements.start(living, len(missing), self.size)

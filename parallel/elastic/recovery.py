@@ -8,6 +8,7 @@ makes a communicator of the members, a trainer, loaders that distribute the samp
 from __future__ import annotations
 
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -122,6 +123,7 @@ class ElasticContext:
 
         By messages: a collective in memory that ranks share can be half made.
         """
+        sys.audit("ringprop.make_communicator", self)
         self.idle = list(range(ranks, self.members.root.size))
         with bounded(settings.get("watch", 0.0), "to make a communicator"):  # whose watchdog is not there yet
             root = self.members.root

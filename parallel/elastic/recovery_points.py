@@ -9,6 +9,7 @@ checkpoint.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -116,6 +117,7 @@ class End(Callback):
 
     def on_end(self, training):
         self.tracker.ended = True
+        sys.audit("ringprop.end_training", training.trainer)
 
 
 def share(comm: MPI.Intracomm, tracker: StepTracker) -> tuple[RecoveryPoint | None, bool]:

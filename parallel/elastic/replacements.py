@@ -161,8 +161,13 @@ def accept(comm: MPI.Intracomm, replacement: Replacement | None) -> MPI.Intracom
 def connect() -> MPI.Intracomm:
     """Return a communicator of the ranks that accept this process and, last, this process, which replaces a rank."""
     between = MPI.Comm.Get_parent()
+    sys.audit("ringprop.come")
     between.Send(bytearray(0), 0, COME)
-    return MPI.COMM_SELF.Connect(between.recv(source=0, tag=PORT)).Merge(high=True)
+    port = between.recv(source=0, tag=PORT)
+    sys.audit("ringprop.connect")
+    merged = MPI.COMM_SELF.Connect(port).Merge(high=True)
+    sys.audit("ringprop.join")
+    return merged
 
 
 @contextmanager

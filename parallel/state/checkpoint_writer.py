@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -55,6 +56,7 @@ class RanksCheckpointWriter(CheckpointWriter):
         self.next = trainer.steps + 1
 
     def save(self, progress: dict, names: Sequence[str | None] = (None,)) -> None:
+        sys.audit("ringprop.save", self.trainer)
         self.finish()  # the one before
         trainer = self.trainer
         self.steps, self.names = trainer.steps, tuple(names)

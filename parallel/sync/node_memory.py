@@ -20,6 +20,7 @@ ranks' gradients, and a barrier (a few microseconds). Source of the two levels: 
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -95,6 +96,7 @@ class Block:
 
     def update(self, optimizer: Optimizer, step: int, sum_small=None) -> None:
         """Clip and apply the sums; `sum_small` as in Optimizer.update."""
+        sys.audit("ringprop.update_block", step, self.parameters)
         optimizer.update(self.parameters, self.sums, self.moments, step, self.region, sum_small)
 
 

@@ -34,130 +34,98 @@ import json, math, os, signal, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 from parallel.command import main
 from parallel.launch import launcher, processes
+from parallel.testing import faults
 
 PLAN = json.loads(os.environ["PLAN"])
+PLACES = {{
+    "ringprop.make_communicator": "start",
+    "ringprop.compute_gradients": "step {{.steps}}",
+    "ringprop.read_sums": "sum of step {{.steps}}",
+    "ringprop.update": "update of step {{.steps}}",
+    "ringprop.update_block": "block of step {{}}",
+    "ringprop.sum_scores": "evaluation after step {{.steps}}",
+    "ringprop.end_training": "end",
+    "ringprop.leave_network": "result",
+    "ringprop.say_what_next": "last lines",
+    "ringprop.close": "close",
+    "ringprop.agree": "agreement",
+    "ringprop.recover": "recovery",
+    "ringprop.replace_ranks": "others are brought in",
+    "ringprop.come": "before it says so",
+    "ringprop.connect": "when all take it in",
+    "ringprop.join": "after it was taken in",
+}}
 
-def come_to(place):
+def place_of(event, arguments):
+    if event == "open" and os.path.basename(str(arguments[0])).startswith(".manifest.json."):
+        replaces_best = any(name.startswith(".best.npz.") for name in os.listdir(os.path.dirname(arguments[0])))
+        return "another best" if replaces_best else "checkpoint"
+    return event in PLACES and PLACES[event].format(*arguments)
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def once(file):
+    if os.path.exists(file):
+        return False
+    open(file, "w").close()
+    return True
+
+def come_to(event, *arguments):
+    if not (place := place_of(event, arguments)):
+        return
+    if place == os.environ.get("JOINING") and once(os.environ["TORN"]):  # whoever takes another one's place
+        die()
     members = recovery.current and recovery.current.members
+    if place == "start" and members.generation and "SKEW" in os.environ:
+        recovery.current.tracker.point.progress["batch"] += int(os.environ["SKEW"])
     for generation, number, where, what in PLAN if members else ():
-        if (generation, number, where) == (members.generation, members.number, place):
-            if what.endswith(", once") and not os.path.exists(was := os.environ["ONCE"] + str(number)):
-                open(was, "w").close()
-                what = what.removesuffix(", once")
-            if what == "dies two steps later":  # of a thread that writes
-                trainer = recovery.current.tracker.training.trainer
-                end = trainer.steps + 2
-                while trainer.steps < end:
-                    time.sleep(0.001)
-                what = "dies"
-            if what == "dies":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if what == "stops":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            while what == "loops":
-                pass
-            if what == "all are asked to end":
-                processes.send(processes.find(os.environ[processes.JOB], only_ranks=True), signal.SIGTERM)
-                return
-            if what == "is asked to end":
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
-            if what.endswith(", once"):
-                return
+        if (generation, where) != (members.generation, place):
+            continue
+        if what == "tears":  # half of a block is overwritten; others let this rank come to a block
+            torn = os.environ["TORN"] + str(generation)
+            if number == members.number:
+                arguments[1][::2] = math.nan
+                open(torn, "w").close()
+                die()
+            while not os.path.exists(torn):
+                time.sleep(0.001)
+        if number != members.number:
+            continue
+        if what.endswith(", once") and once(os.environ["ONCE"] + str(number)):
+            what = what.removesuffix(", once")
+        if what == "dies two steps later":  # of a thread that writes
+            trainer = recovery.current.tracker.training.trainer
+            end = trainer.steps + 2
+            while trainer.steps < end:
+                time.sleep(0.001)
+            what = "dies"
+        if what == "dies":
+            die()
+        if what == "stops":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        while what == "loops":
+            pass
+        if what == "all are asked to end":
+            processes.send(processes.find(os.environ[processes.JOB], only_ranks=True), signal.SIGTERM)
+        if what == "is asked to end":
+            os.kill(os.getpid(), signal.SIGTERM)
+        if what == "errs":
             raise KeyError("a mistake of one rank alone")
 
-def before(owner, name, place):
-    own = getattr(owner, name)
-    def method(*args, **kwargs):
-        come_to(place(args[0]) if callable(place) else place)
-        return own(*args, **kwargs)
-    setattr(owner, name, method)
-
-def tearing(update):
-    # Before a block of that step is updated half of it is overwritten; others let this rank come to a block.
-    def torn(block, optimizer, step, sum_small=None):
-        members = recovery.current.members
-        for generation, number, where, what in PLAN:
-            if what == "tears" and (generation, where) == (members.generation, step):
-                if number == members.number:
-                    block.parameters[::2] = math.nan
-                    open(os.environ["TORN"] + str(generation), "w").close()
-                    os.kill(os.getpid(), signal.SIGKILL)
-                while not os.path.exists(os.environ["TORN"] + str(generation)):
-                    time.sleep(0.001)
-        update(block, optimizer, step, sum_small)
-    return torn
-
-def wrong(share):
-    def skewed(*args):
-        point, trained = share(*args)
-        point.progress["batch"] += int(os.environ["SKEW"])
-        return point, trained
-    return skewed
-
-if launcher.rank_from_environment() == 1 and (early := os.environ.get("EARLY")) and not os.path.exists(early):
-    open(early, "w").close()
-    os.kill(os.getpid(), signal.SIGKILL)
-def joining(place):
-    # Whoever takes another one's place dies there, once for each file.
-    if launcher.is_replacement() and os.environ.get("JOINING") == place and not os.path.exists(os.environ["TORN"]):
-        open(os.environ["TORN"], "w").close()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-joining("before MPI starts")
-if launcher.inside():
-    main.set_threads(1)
-    main.start_mpi(15.0, True)  # as it does itself: whoever waits there for a rank that has died ends
-    main.start_mpi = lambda *_: None  # --watch may be short
-    from mpi4py import MPI
-    joining("before it says so")
-    from nn.training import callbacks, checkpoints
-    from parallel.command import training_run
-    from parallel.elastic import replacements, recovery
-    from parallel.trainer import DistributedTrainer
-    before(recovery.ElasticContext, "communicator", "start")
-    before(DistributedTrainer, "compute_gradients", lambda trainer: f"step {{trainer.steps}}")
-    before(DistributedTrainer, "read", lambda trainer: f"sum of step {{trainer.steps}}")
-    before(DistributedTrainer, "update", lambda trainer: f"update of step {{trainer.steps}}")
-    before(DistributedTrainer, "sum_scores", lambda trainer: f"evaluation after step {{trainer.steps}}")
-    before(checkpoints.Checkpoints, "_write_manifest", "checkpoint")
-    before(checkpoints.Checkpoints, "_content", "another best")
-    before(callbacks.RestoreBest, "on_end", "end")
-    before(training_run, "leave_network", "result")
-    before(training_run, "what_next", "last lines")
-    before(DistributedTrainer, "close", "close")
-    before(recovery.Membership, "agree", "agreement")
-    before(recovery.Membership, "recover", "recovery")
-    before(recovery.Membership, "_refill", "others are brought in")
-    before(recovery.recovery_points, "share", "state")
-    if launcher.is_replacement():
-        class Parent(MPI.Intercomm):
-            def Send(self, *args):
-                joining("before it says so")
-                super().Send(*args)
-            def recv(self, *args, **named):
-                port = super().recv(*args, **named)
-                joining("when all take it in")
-                return port
-        class Library:
-            class Comm:
-                Get_parent = staticmethod(lambda: Parent(MPI.Comm.Get_parent()))
-            def __getattr__(self, name):
-                return getattr(MPI, name)
-        replacements.MPI, connect = Library(), replacements.connect
-        def has_come():
-            merged = connect()
-            joining("after it was taken in")
-            return merged
-        replacements.connect = has_come
-    from parallel.sync import node_memory
-    node_memory.Block.update = tearing(node_memory.Block.update)
-    if "KEEPS_NOTHING" in os.environ:
-        node_memory.UndoLog.keep = lambda *_: None
-    recovery.AGAIN = int(os.environ.get("AGAIN", recovery.AGAIN))
-    if "SKEW" in os.environ:
-        recovery.recovery_points.share = wrong(recovery.recovery_points.share)
-sys.exit(main.main())
+if launcher.rank_from_environment() == 1 and (early := os.environ.get("EARLY")) and once(early):
+    die()
+if launcher.is_replacement() and os.environ.get("JOINING") == "before MPI starts" and once(os.environ["TORN"]):
+    die()
+main.set_threads(1)
+main.start_mpi(15.0, True)  # as it does itself, and again: whoever waits there ends, and --watch may be short
+from parallel.elastic import recovery
+from parallel.sync import undo_log
+recovery.AGAIN = int(os.environ.get("AGAIN", recovery.AGAIN))
+if "KEEPS_NOTHING" in os.environ:
+    undo_log.UndoLog.keep = lambda *_: None
+with faults.inject(come_to):
+    sys.exit(main.main())
 """
 
 

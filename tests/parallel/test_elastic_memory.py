@@ -37,7 +37,12 @@ def job(request, tmp_path_factory):
 def test_others_come_in_the_place_of_who_dies_in_an_update(survive, job):
     """When a block is half written; when an update begins; between two; each time all bits are those of before."""
     options, undisturbed = job
-    faults = (0, 1, 4, "tears"), (1, 0, "update of step 6"), (2, 2, "sum of step 9"), (3, 0, 12, "tears")
+    faults = (
+        (0, 1, "block of step 4", "tears"),
+        (1, 0, "update of step 6"),
+        (2, 2, "sum of step 9"),
+        (3, 0, "block of step 12", "tears"),
+    )
     done = survive(RANKS, "respawn", *faults, options=options)
     found = assert_as_if_nothing_had_been(done, undisturbed, [1, 0, 2, 0])
     assert "gradients summed in the memory that the 3 ranks of a node share" in done[1], done[1]
@@ -51,7 +56,7 @@ def test_the_others_go_on_in_less_memory(survive, tmp_path):
     """In float64, as sums of two and of three ranks are rounded otherwise; a checkpoint, an evaluation, the start."""
     options = *ADAM, "--dtype", "float64"
     undisturbed = run_undisturbed(tmp_path, *options, "--ranks", "3")
-    faults = (0, 3, "start"), (1, 0, 5, "tears"), (2, 1, "evaluation after step 14")
+    faults = (0, 3, "start"), (1, 0, "block of step 5", "tears"), (2, 1, "evaluation after step 14")
     status, said, out = survive(4, "shrink:min=1", *faults, options=options)
     assert status == 0, said
     found = result(out)
@@ -63,7 +68,9 @@ def test_the_others_go_on_in_less_memory(survive, tmp_path):
 @needs_survivors
 def test_control_without_copies_what_is_half_written_is_trained_on(survive, job):
     options, undisturbed = job
-    status, said, out = survive(RANKS, "respawn", (0, 1, 4, "tears"), options=options, **{"KEEPS_NOTHING": "1"})
+    status, said, out = survive(
+        RANKS, "respawn", (0, 1, "block of step 4", "tears"), options=options, **{"KEEPS_NOTHING": "1"}
+    )
     assert status or result(out)["parameters_sha256"] != undisturbed["parameters_sha256"], said
 
 
