@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec, TypeVar
 
 NAMES = {
@@ -77,6 +77,11 @@ KEYWORDS = {
     for name in names
 }  # fmt: skip
 
+ONE_PROCESS = (
+    "one process has no other ranks to train with: use nn.Trainer, or give a communicator, such as "
+    "Communicator(MPI.COMM_WORLD)"
+)
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -93,12 +98,24 @@ def refuse_keywords(function: Callable, given: Iterable[str]) -> None:
             raise TypeError(f"{public_name} takes no {name!r}; it takes {', '.join(known)}")
 
 
+def refuse_none(function: Callable, values: Iterable[object], options: Mapping[str, object]) -> None:
+    """Refuse None as the communicator of a function that needs one: TypeError, with what to write instead."""
+    parameters = inspect.signature(function).parameters
+    given = dict(zip(parameters, values, strict=False)) | options
+    if given.get("communicator", ...) is None and parameters["communicator"].default is not None:
+        raise TypeError(ONE_PROCESS)
+
+
 def answer_keywords(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Decorate a public function or constructor: keywords of other libraries are refused with what to write instead."""
+    """Decorate a public function or constructor: keywords of other libraries are refused with what to write instead.
+
+    So is None as a communicator.
+    """
 
     @functools.wraps(function)
     def answering(*values: Arguments.args, **options: Arguments.kwargs) -> Result:
         refuse_keywords(function, options)
+        refuse_none(function, values, options)
         return function(*values, **options)
 
     return answering

@@ -70,7 +70,7 @@ def DistributedDataParallel(
     network: Network,
     loss: Loss,
     optimizer: Optimizer,
-    communicator,
+    communicator=None,
     seed: int = 0,
     *,
     node_memory: str = "auto",
@@ -112,6 +112,8 @@ def DistributedDataParallel(
 
     Raises
     ------
+    TypeError
+        One process, without `shards`.
     ValueError
         node_memory="on" where it is not possible; the message says why. Buckets or an overlap that cannot be. A method
         of compression that cannot work with this optimizer, or beside virtual shards. With these: more ranks than

@@ -16,6 +16,7 @@ from collectives.failures.launch_check import nodes_of
 from nn.arguments import COUNT, NOT_NEGATIVE, Optional
 from nn.registry import lookup
 from parallel.axis import DIVIDE_NETWORK
+from parallel.guesses import ONE_PROCESS
 from parallel.mesh import Mesh
 from parallel.strategies.declaration import (
     NEVER_TOGETHER,
@@ -104,10 +105,7 @@ def gradient_sync(
             "memory of a node; drop one of them"
         )
     if mesh.communicator is None and (stage or not shards):
-        raise TypeError(
-            "one process has no gradients to sum: use nn.Trainer, or give a communicator, such as "
-            "Communicator(MPI.COMM_WORLD)"
-        )
+        raise TypeError(ONE_PROCESS)
     in_parts = mesh.model is not None
     if in_parts:
         refuse_beside_parts(mesh, stage, compressor)

@@ -100,6 +100,14 @@ def test_every_trainer_answers_keywords(name):
         TRAINERS[name](device_ids=[0])
 
 
+@pytest.mark.parametrize("name", sorted(TRAINERS.keys() - {"Mesh", "Sandblaster"}))
+def test_one_process_without_a_communicator_is_refused(name):
+    network, answer = nn.Network(nn.Linear(4, 2), (4,)), r"use nn\.Trainer, or give a communicator"
+    for given, named in ([None], {}), ([], {"communicator": None}):
+        with pytest.raises(TypeError, match=answer):
+            TRAINERS[name](network, nn.CrossEntropyLoss(), nn.SGD(0.1), *given, **named)
+
+
 @pytest.mark.mpi(ranks=2)
 @pytest.mark.parametrize("name", ["DistributedDataParallel", "ZeRO1", "Pipeline", "TensorParallel", "ParameterServer"])
 def test_a_communicator_of_mpi4py_is_wrapped(comm, name):
