@@ -553,12 +553,24 @@ class DistributedTrainer(RunTrainer):
 
         After it `step`, `predict`, `state_dict` and all else that needs other ranks raise RuntimeError. A second
         `close` does nothing.
+
+        Raises
+        ------
+        FloatingPointError, ValueError
+            On all ranks, as `synchronize`, when all is freed.
         """
         sys.audit("ringprop.close", self)
         if self.closed:
             return
         self.closed = True
-        self.sync.close()
+        try:
+            self.sync.close()
+        except (FloatingPointError, ValueError):  # another error may be this rank's alone: others would not come
+            self._close_rest()
+            raise
+        self._close_rest()
+
+    def _close_rest(self) -> None:
         self.forward_backward.close()
         self.mesh.close()
 

@@ -87,6 +87,47 @@ def test_nothing_refers_to_a_closed_trainer(comm):
 
 
 @pytest.mark.mpi(ranks=2)
+def test_all_is_closed_where_the_last_update_has_failed(comm):
+    from parallel import ParameterServer
+    from parallel.sync.mailbox import MAILBOXES
+
+    network = MODELS["mlp"]()
+    many = ParameterServer(network, nn.CrossEntropyLoss(), nn.SGD(0.1), comm, consistency="async")  # which it wraps
+    many.step(*batches("mlp", many.shard)[0])
+    synchronize = many.sync.synchronize
+
+    def fail():
+        synchronize()
+        raise FloatingPointError("the norm of the gradient is inf")
+
+    closed, mailbox, wrapped = [], many.sync.mailbox, many.mesh.wrapped
+    many.sync.synchronize, many.forward_backward.close = fail, lambda: closed.append("pass")
+    with pytest.raises(FloatingPointError, match="norm"):
+        many.close()
+    assert closed == ["pass"] and mailbox not in MAILBOXES
+    assert wrapped.planner is None and many.mesh.wrapped is None
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_rank_whose_own_error_ends_close_waits_for_nobody(comm, monkeypatch):
+    from parallel import DistributedDataParallel
+
+    many = DistributedDataParallel(MODELS["mlp"](), nn.CrossEntropyLoss(), nn.SGD(0.1), comm)
+    if comm.rank == 0:
+
+        def fail():
+            raise OSError("here alone")
+
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="here alone"):
+            patch.setattr(many.sync, "close", fail)
+            many.close()
+        many.sync.close()
+        many.mesh.close()
+    else:
+        many.close()  # waits for rank 0
+
+
+@pytest.mark.mpi(ranks=2)
 def test_a_message_outlives_the_trainer_that_sent_it(comm):
     """A worker that lets its trainer go after the last step has pushed: the server still receives that."""
     from collectives import Communicator

@@ -375,5 +375,9 @@ class Asynchronous(LocalUpdate, ServerRoles):
         return f"{super().describe()}; {', '.join(more)}"
 
     def close(self):
-        self.synchronize()
+        try:
+            self.synchronize()
+        except (FloatingPointError, ValueError):  # on all ranks
+            self.mailbox.close()
+            raise
         self.mailbox.close()
