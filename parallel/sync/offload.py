@@ -41,18 +41,22 @@ def shards(names: list[str], size: int, dtype, directory: str | Path | None, com
         error, who = problems[failing[0]], f"rank{'s' * (len(failing) > 1)} {', '.join(map(str, failing))}"
         if error.errno not in FULL:
             raise OSError(error.errno, f"offload: {who}: {error.strerror}")
+        where = str(directory) if free is None else f"{directory}, where {free:,} are free"
         raise OSError(
             error.errno,
             f"offload: no room for {who}: each of {communicator.size} ranks needs {stretch * len(names):,} bytes in "
-            f"{directory}, where {free:,} are free ({error.strerror})",
+            f"{where} ({error.strerror})",
         )
     memory = np.frombuffer(memory, np.uint8)
     return {name: memory[i * stretch :].view(dtype)[:size] for i, name in enumerate(names)}
 
 
-def free_bytes(directory: Path) -> int:
-    """Free bytes where `directory` is, or would be."""
-    found = os.statvfs(next(place for place in (directory, *directory.absolute().parents) if place.exists()))
+def free_bytes(directory: Path) -> int | None:
+    """Return the free bytes where `directory` is, or would be; None where the system does not say."""
+    try:
+        found = os.statvfs(next(place for place in (directory, *directory.absolute().parents) if place.exists()))
+    except OSError:  # as on a rank that may not look into a parent: other ranks wait for its answer
+        return None
     return found.f_bavail * found.f_frsize
 
 

@@ -159,6 +159,28 @@ def test_a_full_directory_is_refused_by_name(comm, shared_tmp_path, monkeypatch)
             subprocess.run(["umount", shared_tmp_path], check=True)
 
 
+@pytest.mark.mpi(ranks=2)
+def test_a_directory_that_one_rank_may_not_look_into_is_refused_on_all(comm, shared_tmp_path, monkeypatch):
+    """Without the number of free bytes, which that rank cannot tell: the other one waited for it."""
+    import errno
+
+    def refused(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if comm.rank == 1:
+        monkeypatch.setattr(os, "statvfs", refused)
+    for error, words in (full, r"no room for rank 1: .* in \S+ \(No space"), (refused, "rank 1: Permission denied"):
+        if comm.rank == 1:
+            monkeypatch.setattr(os, "posix_fallocate", error)
+        with pytest.raises(OSError, match=words):
+            sharded(comm, FSDP, mlp(), offload=shared_tmp_path)
+        assert os.listdir(shared_tmp_path) == []
+        comm.Barrier()  # before the next one makes its files
+
+
 def run(*arguments):
     command = [sys.executable, ROOT / "scripts/train.py", "--no-pictures", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
