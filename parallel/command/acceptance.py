@@ -17,7 +17,7 @@ import numpy as np
 
 from parallel.command import version
 from parallel.command.findings import FAILED, OK, WARNING, Finding
-from parallel.launch import launcher
+from parallel.launch import launcher, processes
 
 MIB = 1 << 20
 NODE_MEMORY = 256 * MIB  # of /dev/shm, on each host
@@ -41,7 +41,7 @@ BINDING = {
 def age() -> float:
     """Return the seconds since this process was started; 0 where the system does not say."""
     try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        ticks = int(processes.stat_fields("self")[19])
         return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return 0.0

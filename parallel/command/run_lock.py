@@ -20,6 +20,8 @@ import threading
 import time
 from pathlib import Path
 
+from parallel.launch.processes import stat_fields
+
 LEASE, TOUCH = 20.0, 1.0  # seconds without a touch after which its holder counts as dead; between two touches
 NAME, LARGEST = "lock", 1000  # bytes of the file
 
@@ -209,5 +211,8 @@ def line_of(path: str) -> str:
 
 def _born(pid: object) -> str:
     """When a process of this machine was started, in the system's ticks; "" where there is none, or it has ended."""
-    words = line_of(f"/proc/{pid}/stat").rpartition(")")[2].split() if isinstance(pid, int) else []
-    return "" if words[:1] == ["Z"] else "".join(words[19:20])
+    try:
+        fields = stat_fields(pid) if isinstance(pid, int) else ["Z"]
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]

@@ -25,6 +25,7 @@ from collectives.failures.awake import Awake
 from collectives.progress import Calls, outside, where
 from nn.reading import read_text
 from nn.training.checkpoints import write_atomically
+from parallel.launch.processes import stat_fields
 
 TICKS = 10  # in the time that a rank may be silent
 LONGEST = 400  # bytes of a file
@@ -34,7 +35,7 @@ SLOWER = 10  # times the longest step so far: who takes that long is in a loop
 
 def born(pid: int | str) -> str:
     """Return when a process of this host was started, in the system's ticks: its number may be another's later."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return stat_fields(pid)[19]
 
 
 def identity() -> str:

@@ -58,12 +58,23 @@ def environment_of(pid: int | str) -> list[str]:
         return []
 
 
+def stat_fields(pid: int | str) -> list[str]:
+    """Return the fields of /proc/PID/stat behind the name, which may have spaces: state, parent, ..., 19 its start.
+
+    Raises
+    ------
+    OSError
+        There is no such process, or no /proc.
+    """
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
+
+
 def rank_above() -> int | None:
     """Return the rank of MPI, with the same variables, that has started this process, itself or by others; or None."""
     pid = os.getpid()
     with contextlib.suppress(OSError, IndexError):
         while True:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            pid = int(stat_fields(pid)[1])
             if not any(v.startswith(RANK) for v in environment_of(pid)):
                 return None
             if "/libmpi" in Path(f"/proc/{pid}/maps").read_text():  # what starts a rank has none
@@ -74,7 +85,7 @@ def rank_above() -> int | None:
 def stopped(pid: int) -> bool:
     """Return whether a process is stopped (SIGSTOP)."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return stat_fields(pid)[0] == "T"
     except OSError:  # gone
         return False
 

@@ -625,3 +625,15 @@ def test_what_starts_a_rank_keeps_every_environment_variable_and_tells_its_end(t
     command = [*launcher.START, "wait", str(tmp_path / "first"), sys.executable, "-c", kills]
     assert subprocess.run(command, env=os.environ | ranks).returncode == 128 + signal.SIGKILL
     assert (tmp_path / "first").read_text() == "5 3\n", "the first one counts"
+
+
+def test_the_fields_of_a_process_are_read_whatever_its_name_is():
+    program = r"import os; open('/proc/self/comm', 'wb').write(b') Z 1 (\xff'); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        fields = processes.stat_fields(other.pid)
+        assert fields[0] != "Z" and int(fields[1]) == os.getpid()
+        assert int(fields[19]) >= int(processes.stat_fields("self")[19])
+        other.communicate(b"\n")
+    with pytest.raises(OSError, match=str(other.pid)):
+        processes.stat_fields(other.pid)

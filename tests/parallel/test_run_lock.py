@@ -207,6 +207,7 @@ def test_resuming_a_run_that_still_runs_is_refused_and_leaves_it_alone(tmp_path,
 
 def test_a_machine_without_proc(tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "line_of", lambda path: "")
+    monkeypatch.setattr(run_lock, "stat_fields", lambda pid: Path("/proc/0/stat").read_text())  # FileNotFoundError
     lock = RunLock(lease=0.0)
     lock.hold(tmp_path)
     lock.release()
