@@ -200,7 +200,7 @@ class Mesh:
         if problem := conflict(self.sizes):
             raise ValueError(f"mesh: {problem}")
         self.model_size = model = math.prod(self.sizes[axis] for axis in DIVIDE_NETWORK)
-        if self.sizes["data"] == len(workers) and data is None:
+        if self.sizes["data"] == len(workers):
             self.index, self.count = workers.index(self.rank) if self.rank in workers else None, len(workers)
             self.data = self.group(workers) if communicator else None
             self.places = dict.fromkeys(AXES, 0) | {"data": self.index}
