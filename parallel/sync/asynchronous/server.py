@@ -80,7 +80,7 @@ class Server(Actor):
         self.compensation = Compensation(len(parameters), parameters.dtype) if compensate else None
         self.updates, self.staleness = 0, Counter()
         self.broken, self.error = False, ""
-        self.undecayed = 0  # steps of workers whose weight decay the next update has
+        self.undecayed = 0  # steps of workers whose share of weight decay no update has applied yet
         # Worker -> its push (as for `apply`), of a clock that not all workers have reached.
         self.pushes_in_step: dict[int, tuple] = {}
 
@@ -158,8 +158,9 @@ class Server(Actor):
     def apply(self, worker: int, body: np.ndarray | None, version: int, rate: float, steps: int) -> None:
         """Update with gradients that a worker computed in these `steps`, with this version, at the rate that it had.
 
-        All workers' steps of one batch together are one step, with one weight decay. Steps without samples leave
-        theirs to the next update.
+        All workers' steps of one batch together are one step, with one weight decay: an update applies the share
+        steps / workers of it. A push without samples makes no update, so its steps stay `undecayed`: the next update
+        applies their share too.
         """
         self.undecayed += steps
         if not has_samples(body):
