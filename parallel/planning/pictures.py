@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from collectives.drawing.marks import label_ends
+from collectives.drawing.timeline import PALETTE
 from parallel.planning.job import Prediction
 from parallel.planning.tables import Scaled, nbytes, seconds
 
-# Okabe and Ito 2008: distinguishable with every kind of colour blindness, and in print by their lightness.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#4d4d4d", "#999999", "#7a5195")
-DARK = ("#0072B2", "#009E73", "#D55E00")  # under white letters
+BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW, *_ = PALETTE
+COLOURS = (BLUE, ORANGE, GREEN, RED, SKY, PURPLE, YELLOW, "#4d4d4d", "#999999", "#7a5195")
+DARK = (BLUE, GREEN, RED)  # under white letters
 MARKERS = "osD^vP*X<>"
 NOTHING, PALE = "nothing fits", "#dddddd"
 FAMILIES = (

@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from collectives.drawing.timeline import PALETTE
 from nn.analysis import pictures
 from nn.reading import TABLE, read_bytes
 from parallel.reports.breakdown import PARTS, draw_breakdown
 from parallel.reports.runs import RunFiles
 from parallel.reports.timeline import excerpt
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7a7a7a")  # Okabe and Ito 2008
+BLUE, ORANGE, GREEN, PURPLE, SKY, RED, *_ = PALETTE
+COLOURS = (BLUE, RED, GREEN, PURPLE, SKY, ORANGE, "#000000", "#7a7a7a")
 STYLES = ("-", "--", "-.", ":")  # in print, and where equal curves lie on each other
 COLUMNS: tuple[tuple[str, Callable[[RunFiles], Any], str, int], ...] = (
     # what is compared: title, where it is, how it is written, and whether more (1) or less (-1) is better
