@@ -14,6 +14,7 @@ a process or a temporary file is left; what it had is kept.
 
 import argparse
 import json
+import shutil
 import statistics
 import sys
 import tempfile
@@ -47,16 +48,17 @@ def main() -> int:
         return 0
     if asked.kills < 1 or asked.most < 1:
         parser.error(f"--kills and --most must be at least 1, given {asked.kills} and {asked.most}")
+    before = json.loads(Path(asked.json).read_text()) if asked.json and Path(asked.json).exists() else {}
+    if before and (before["seed"], before["options"], before["most"]) != (asked.seed, options, asked.most):
+        parser.error(f"{asked.json}: has other options, --seed or --most: give another file")
     directory = Path(tempfile.mkdtemp(prefix="chaos-"))
     kinds = asked.only.split(",") if asked.only else tuple(FAULTS)
     try:
         program, say = [sys.executable, str(Path(__file__).with_name("train.py"))], partial(print, flush=True)
         chaos = Chaos([*options, "--no-pictures"], directory, asked.seed, kinds, program=program, say=say)
     except ValueError as error:
+        directory.rmdir()
         parser.error(str(error))
-    before = json.loads(Path(asked.json).read_text()) if asked.json and Path(asked.json).exists() else {}
-    if before and (before["seed"], before["options"], before["most"]) != (asked.seed, options, asked.most):
-        parser.error(f"{asked.json}: has other options, --seed or --most: give another file")
     begin, runs, broken = time.monotonic(), before.get("runs", 0), ""
     chaos.injected.update(before.get("hits", {}))
     chaos.missed.update(before.get("too late", {}))
@@ -93,6 +95,8 @@ def main() -> int:
     except Broken as error:
         broken = str(error)
     write()
+    if not broken:
+        shutil.rmtree(directory)
     told = {name: what for name, what in found().items() if name != "undisturbed"}
     print(json.dumps(told, indent=1) if not broken else f"error: run {runs} of seed {asked.seed}: {broken}")
     return int(bool(broken))

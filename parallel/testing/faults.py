@@ -34,7 +34,7 @@ _handlers: list[Callable[..., object]] = []
 
 
 def _call_handlers(event: str, arguments: tuple) -> None:
-    for handler in _handlers:
+    for handler in tuple(_handlers):  # another thread may be at its end of `inject`
         handler(event, *arguments)
 
 
