@@ -194,7 +194,7 @@ class Mesh:
         for axis in OTHERS:
             setattr(self, axis, None)
         workers = range(self.size) if workers is None else workers
-        given = others | {"data": data, "workers": list(workers)}
+        given = others | {"data": data, "workers": workers}
         self.agree({f"mesh: {name}": number for name, number in given.items()})
         self.sizes = sizes(len(workers), data, servers=self.size - len(workers), **others)
         if problem := conflict(self.sizes):

@@ -112,7 +112,7 @@ def option(
     free : bool
         Whether --resume may change it: it has no influence on what is trained, or the trained state fits any value.
     planned : bool
-        Whether --strategy auto chooses it, so that it cannot be given beside that.
+        Whether --strategy auto chooses it: the two cannot be given together.
     least, above, below, most : float or None
         The range of a number. Whole numbers are at least 1 unless `least` says otherwise, others at least 0.
     """

@@ -160,13 +160,13 @@ def measured_job(options, model):
 def estimates(options) -> int:
     """Estimate, print, draw."""
     from parallel.planning.job import Axes
-    from parallel.strategies import ALSO, STRATEGIES
+    from parallel.strategies import ALIASES, STRATEGIES
     from parallel.strategies.estimate import NAMES
     from parallel.strategies.pipeline.timing import TIMED
 
     mesh = Axes.parse(options.mesh) if options.mesh else Axes()
     options.ranks = options.ranks or [mesh.ranks * times for times in ((1, 2, 4, 8) if mesh.data == 1 else (1,))]
-    options.strategy = ALSO.get(options.strategy, options.strategy)
+    options.strategy = ALIASES.get(options.strategy, options.strategy)
     strategy, colon, _ = options.strategy.partition(":")
     if strategy not in (known := ("all", *NAMES, *MESHES)):
         raise ValueError(f"--strategy {options.strategy}: expected one of {', '.join(known)}")

@@ -245,7 +245,7 @@ class Sequential(Layer):
 
     @cached_property
     def gradient(self) -> str:
-        return last_kind(layer.gradient for layer in self.layers)
+        return last_kind(self.layers[i].gradient for i in self.order)
 
     @cached_property
     def order(self) -> Sequence[int]:
@@ -277,11 +277,13 @@ class Sequential(Layer):
             child.is_first = ctx.is_first and child.end == start
 
     def forward(self, p, x, ctx):
-        saved, order = [], range(len(self.layers)) if ctx.network_context.after_forward else self.order
+        order = range(len(self.layers)) if ctx.network_context.after_forward else self.order
+        saved = []
         for i in order:
             x, saved_by_child = ctx.children[i].forward(p[i], x)
             saved.append(saved_by_child)
-        return x, [*saved, order]
+        saved.append(order)
+        return x, saved
 
     def backward(self, p, gy, saved, ctx):
         for i in reversed(saved.pop()):

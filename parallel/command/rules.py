@@ -25,7 +25,7 @@ from parallel.command.options import FIELDS, READERS, TYPES, Options, shown
 from parallel.command.resuming import check_checkpoints
 from parallel.launch import launcher, limits
 from parallel.settings import LARGEST, OptionError, changed, flag, name_of, naming
-from parallel.strategies import ALSO, STRATEGIES, axes, axis_rules
+from parallel.strategies import ALIASES, STRATEGIES, axes, axis_rules
 from parallel.strategies.auto import AUTO, AutoKeys
 from parallel.strategies.consistency import Consistency
 from parallel.strategies.declaration import OPTIONS
@@ -147,7 +147,7 @@ def _effects(options: Options) -> None:
 def _choices(options: Options) -> None:
     for name, f in FIELDS.items():
         if f.metadata["keys"] and name_of(value := getattr(options, name)) not in f.metadata["choices"]:
-            hint = f"; {value} is {ALSO[value]}" if value in ALSO else ""
+            hint = f"; {value} is {ALIASES[value]}" if value in ALIASES else ""
             raise OptionError(f"{flag(name)} {value}: expected one of {', '.join(f.metadata['choices'])}{hint}")
 
 

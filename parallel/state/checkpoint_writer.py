@@ -74,9 +74,9 @@ class RanksCheckpointWriter(CheckpointWriter):
             self._synchronize()
 
     def poll(self, termination_requested: bool | None, saved: bool) -> bool:
-        """As for CheckpointWriter, alike on all ranks; local-update ranks where a checkpoint was begun, and only there.
+        """Decide as CheckpointWriter does, on all ranks together, some INTERVAL seconds apart, not after every step.
 
-        Other ranks ask each other every INTERVAL seconds or so, and not after every step.
+        Ranks of a local-update strategy decide when a checkpoint starts, and only then.
         """
         trainer = self.trainer
         if not self.background and termination_requested is None:

@@ -49,7 +49,7 @@ DECLARED: tuple[Strategy, ...] = (
     local_sgd.ELASTIC_AVERAGING,
 )
 STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in DECLARED}
-ALSO = {other: strategy.name for strategy in DECLARED for other in strategy.also}
+ALIASES = {alias: strategy.name for strategy in DECLARED for alias in strategy.aliases}
 AS_ONE = tuple(s.name for s in DECLARED if not s.supports.local_update)  # compute what one process computes
 
 

@@ -130,8 +130,8 @@ class Strategy:
         Of --strategy.
     title : str
         Its name in the literature.
-    also : tuple of str
-        Names that others give it: where one of them is typed, this one is said.
+    aliases : tuple of str
+        Its other names in the literature: scripts/estimate.py takes them, and a refusal of one gives this name.
     sources : tuple of str
     build : callable
         (options, network, loss, optimizer, communicator) -> DistributedTrainer.
@@ -170,7 +170,7 @@ class Strategy:
     supports: Supports
     options: tuple[type, ...] = ()
     keys: type[Keys] | None = None
-    also: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     consistencies: tuple[str, ...] = ()
     late: Supports | None = None
     late_values: str = ""

@@ -350,7 +350,7 @@ ZERO2 = replace(
 FSDP = replace(
     ZERO2,
     name="fsdp",
-    also=("zero3",),
+    aliases=("zero3",),
     title="Fully sharded data parallelism (ZeRO stage 3)",
     sources=("Rajbhandari et al. 2020", "Zhao et al. 2023"),
     options=(ShardOptions, PrefetchOptions),

@@ -29,7 +29,7 @@ class ExpertPass(SharedPass):
         super().bind(trainer)
         self.everyone = bind_experts(trainer)
         if self.everyone:
-            self.add_partial_gradients(trainer, names_alike(trainer.local_network, self.mesh), self.everyone)
+            self.add_partial_gradients(trainer, replicated_names(trainer.local_network, self.mesh), self.everyone)
 
     def average_buffers(self, trainer):
         if self.everyone and trainer.buffers.size:
@@ -52,7 +52,7 @@ def bind_experts(trainer) -> Ranks | None:
     return Ranks(mesh.expert)
 
 
-def names_alike(network: NetworkPart, mesh: Mesh) -> list[str]:
+def replicated_names(network: NetworkPart, mesh: Mesh) -> list[str]:
     """Return the names of the arrays of which all ranks of the axis "expert" have the same.
 
     Their gradients are partial: of a rank's samples.

@@ -4,7 +4,7 @@
 
 What comes to a module is whole on every rank. Each computes its branches; their outputs are gathered and lie side by
 side as they would, whole again. On the way back the gradient of a branch's output is there already; what the branches
-of a rank make of it is a partial gradient of the module's input, which is summed. All else every rank does alike.
+of a rank make of it is a partial gradient of the module's input, which is summed. Everything else is replicated.
 
 Branches are dealt by their multiply-accumulates, the largest first, each to the rank that has least: no rank has more
 than 4/3 of what would be best (Graham 1969). A module is as fast as the rank with the most.

@@ -1,4 +1,4 @@
-"""Replicated layers, which all ranks of a group compute alike, and the move that makes their input whole.
+"""Replicated layers, which all ranks of a group compute identically, and the move that gathers their input.
 
 Every rank of the group has all parameters, and the gradients of all ranks are summed. So the gradient of a layer of
 which each rank computes something of its own is partial, and that of a replicated layer is counted once: it is the
@@ -14,7 +14,7 @@ from parallel.strategies.tensor.moves import Cut, Move
 
 
 class ReplicatedLayer(MoveWrapper):
-    """A layer that all ranks compute alike.
+    """A layer that all ranks compute identically.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class ReplicatedLayer(MoveWrapper):
 
 
 class GatherRows(Move):
-    """The rows of all ranks, where all go on alike."""
+    """The rows of all ranks, which all of them process identically."""
 
     def __init__(self, height: int):
         self.cut = Cut(1, height)

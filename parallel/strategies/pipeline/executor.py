@@ -38,7 +38,7 @@ from parallel.state.splits import NetworkPart, sample_shape
 from parallel.state.stages import local_network
 from parallel.strategies.expert.dealing import check as check_experts
 from parallel.strategies.expert.dealing import deal
-from parallel.strategies.expert.expert_pass import bind_experts, names_alike
+from parallel.strategies.expert.expert_pass import bind_experts, replicated_names
 from parallel.strategies.pipeline.actions import Rows, parts, write
 from parallel.strategies.pipeline.picture import compare, measured
 from parallel.strategies.pipeline.placement import place
@@ -217,7 +217,7 @@ class PipelinePass(ForwardBackward):
         groups = self.trainer.ctx.network_context.groups
         found = [(partial_gradients(self.local_network), groups.get("tensor"))]
         if self.experts:
-            found.append((names_alike(self.local_network, self.mesh), self.experts))
+            found.append((replicated_names(self.local_network, self.mesh), self.experts))
         self.summed = [([gradients[name] for name in names], group) for names, group in found if names]
         return [name for names, _ in found for name in names]
 
